@@ -1,4 +1,4 @@
-//! What the engine does when the clock of this machine has been set back.
+//! Repairs waiting times after the clock of this machine was set back.
 
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
@@ -8,15 +8,15 @@ use weir_store::{Result, StoreClock};
 
 use crate::Sqlite;
 
-/// Rows that are brought back by one job of the writer.
+/// Rows that one job of the writer corrects.
 const PAGE: usize = 200;
 
-/// Messages that were put off while the clock was ahead of `?1`. There are few that were ever put off.
+/// Messages that were delayed while the clock was ahead of `?1`. Few messages are ever delayed.
 const MESSAGES_AHEAD: &str = "SELECT topic, id FROM queue_message WHERE delayed_at > ?1";
 const BRING_BACK_MESSAGE: &str = "
     UPDATE queue_message SET delayed_until = max(delayed_until - (delayed_at - ?3), ?3), delayed_at = ?3
     WHERE topic = ?1 AND id = ?2 AND delayed_at > ?3";
-/// Requests that were accepted, leased or put off then.
+/// Requests that were accepted, leased or deferred while the clock was ahead of `?1`.
 const REQUESTS_AHEAD: &str = "SELECT id FROM request_record WHERE claimable_at > ?1 AND updated_at > ?1";
 const BRING_BACK_REQUEST: &str = "
     UPDATE request_record SET claimable_at = max(claimable_at - (updated_at - ?2), ?2), updated_at = ?2
@@ -28,8 +28,8 @@ impl StoreClock for Sqlite {
         Ok(self.inner.clock.now())
     }
 
-    /// What is ahead is looked for beside the writer, and brought back a few rows at a time: whoever changes one of them
-    /// meanwhile has written it by the clock as it is now.
+    /// Finds the rows with a read connection and corrects a page of them per job. A row that is changed meanwhile has got
+    /// the present time, so the update skips it.
     async fn reschedule_deferred(&self) -> Result<u64> {
         let now = self.inner.clock.now().as_micros();
         let messages: Vec<(String, i64)> = self

@@ -1,7 +1,7 @@
-//! The embedded engine: one SQLite file, one writer thread, one fsync for everything that waits together.
+//! The embedded engine: one SQLite file, one writer thread, one fsync for all writes that wait together.
 //!
-//! One process owns the data directory. That is what lets queue leases live in memory: after a crash every message
-//! that was handed out is simply there again.
+//! One process owns the data directory, so queue leases live in memory: after a restart every claimed message can be
+//! claimed again.
 
 mod clock;
 mod error;
@@ -12,7 +12,6 @@ mod multi_insert;
 mod query_plan_tests;
 mod queue;
 mod quota;
-mod quota_journal;
 mod read_pool;
 mod request;
 mod sale;
@@ -41,32 +40,32 @@ use crate::queue::Leases;
 use crate::read_pool::ReadPool;
 use crate::writer::Writer;
 
-/// The name in errors, health checks and metrics.
+/// The engine's name in errors, health checks and metrics.
 pub const ENGINE: &str = "sqlite";
 
 const DATABASE_FILE: &str = "weir.db";
-/// The log that belongs to the database, in the same directory.
+/// The database's write-ahead log, in the same directory.
 pub const WAL_FILE: &str = "weir.db-wal";
-/// Locked by the process that owns the directory. It stays when that has ended.
+/// Locked by the process that owns the directory. The file stays when the process ends.
 pub const LOCK_FILE: &str = "weir.lock";
 
 const HEARTBEAT: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, ?1)";
 
-/// Takes the place of the heartbeat, whose next beat gives the space back.
+/// Temporarily replaces the heartbeat with a large value; the next heartbeat frees the space.
 const PROBE: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, zeroblob(?1))";
-/// More than the largest body.
+/// More than the largest request body.
 const PROBE_BYTES: usize = 2 << 20;
 
-/// Kept page cache per connection, in KiB (negative is SQLite's way to say KiB).
+/// Page cache per connection. A negative value is in KiB.
 const CACHE_KIB: i64 = -8_192;
 
-/// The embedded engine. Clones share it.
+/// The embedded engine. Clones share the file and the writer thread.
 #[derive(Clone)]
 pub struct Sqlite {
     inner: Arc<Inner>,
-    /// Where accepted messages go instead of the table queue.
+    /// Publishes accepted messages instead of the table queue.
     publisher: Option<Arc<dyn Publisher>>,
-    /// Whether slots are noted, to be dispatched when their time comes.
+    /// Whether assigned slots are recorded as due, to be dispatched at their time.
     is_dispatching: bool,
 }
 
@@ -79,32 +78,32 @@ impl std::fmt::Debug for Sqlite {
 #[derive(Debug)]
 struct Inner {
     writer: Writer,
-    readers: ReadPool,
+    read_pool: ReadPool,
     clock: Arc<dyn Clock>,
-    /// The clock other than the system's, for tests.
+    /// Replaces the system clock in tests.
     test_clock: Option<Arc<dyn Clock>>,
     topic_notify: TopicNotify,
     leases: Mutex<Leases>,
     recounts: Arc<slot::Recounts>,
-    /// Whether the last batch that was published could not be counted.
-    is_uncommitted: AtomicBool,
-    /// Held as long as the engine lives: a second process on the same directory is refused.
+    /// Whether the last published batch failed to commit, so that its messages are not counted.
+    has_uncounted_messages: AtomicBool,
+    /// Locked as long as the engine lives, so that a second process on the same directory is refused.
     _lock: File,
 }
 
 impl Sqlite {
-    /// Opens the engine in `directory`, creating and migrating its file as needed, on the process clock.
-    /// Fails when the directory is in use by another process, or the file cannot be opened or migrated.
+    /// Opens the engine in `directory` with the system clock, and creates and migrates its file as needed.
+    /// Fails if another process uses the directory, or if the file cannot be opened or migrated.
     pub fn open(directory: &Path) -> Result<Self> {
-        Self::open_by(directory, None)
+        Self::open_on(directory, None)
     }
 
-    /// The same on another clock, for tests.
+    /// As [`Sqlite::open`], with a clock of a test.
     pub fn open_with_clock(directory: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
-        Self::open_by(directory, Some(clock))
+        Self::open_on(directory, Some(clock))
     }
 
-    fn open_by(directory: &Path, test_clock: Option<Arc<dyn Clock>>) -> Result<Self> {
+    fn open_on(directory: &Path, test_clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let lock = lock_directory(directory)?;
         let file = directory.join(DATABASE_FILE);
         drop(open_private(&file)?);
@@ -115,18 +114,18 @@ impl Sqlite {
             .map_err(classify)?;
         migrate::run(&mut connection)?;
         slot::remove_unused(&mut connection).map_err(classify)?;
-        let readers = ReadPool::open(|| connect(&file)).map_err(classify)?;
+        let read_pool = ReadPool::open(|| connect(&file)).map_err(classify)?;
         let writer = Writer::start(connection)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 writer,
-                readers,
+                read_pool,
                 clock: test_clock.clone().unwrap_or_else(|| SystemClock::shared()),
                 test_clock,
                 topic_notify: TopicNotify::default(),
                 leases: Mutex::default(),
                 recounts: Arc::default(),
-                is_uncommitted: AtomicBool::new(false),
+                has_uncounted_messages: AtomicBool::new(false),
                 _lock: lock,
             }),
             publisher: None,
@@ -134,41 +133,39 @@ impl Sqlite {
         })
     }
 
-    /// The same engine with its messages published by a broker, and only those counted that it has confirmed. The
-    /// writer waits for the broker meanwhile.
+    /// Publishes messages through a broker, and counts only those that it has confirmed. The writer waits for the broker
+    /// meanwhile.
     #[must_use]
     pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
         self.publisher = Some(publisher);
         self
     }
 
-    /// The same engine with every slot noted, to be dispatched when its time comes.
+    /// Records every assigned slot as due, to be dispatched at its time.
     #[must_use]
     pub fn dispatching(mut self) -> Self {
         self.is_dispatching = true;
         self
     }
 
-    /// The same engine with turns of this length for jobs of the writer, for tests: a short one makes long jobs of all.
+    /// Sets the length of the writer's turns, for tests: with a short one every job takes many turns.
     #[must_use]
     pub fn with_turns_of(self, turn: Duration) -> Self {
         self.inner.writer.set_turn(turn);
         self
     }
 
-    /// How the writer tells about itself.
     #[must_use]
     pub fn writer_metrics(&self) -> WriterMetrics {
         self.inner.writer.metrics().clone()
     }
 
-    /// The engine's clock.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.inner.clock)
     }
 
-    /// The clock other than the system's, for tests.
+    /// The clock of a test, or `None` if the engine uses the system clock.
     #[must_use]
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
         self.inner.test_clock.clone()
@@ -177,12 +174,12 @@ impl Sqlite {
 
 #[async_trait]
 impl StoreHealth for Sqlite {
-    /// Makes sure that the writer answers and the disk takes what it writes.
+    /// Checks that the writer thread answers and the disk accepts its writes.
     async fn ping(&self) -> Result<()> {
         let now = self.inner.clock.now().as_micros();
         let beat = move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
         if self.storage_problem().is_some() {
-            // A disk without space may still take a few bytes. It is well again when it takes as much as a large write.
+            // A full disk may still accept a few bytes. It has recovered when it accepts as much as the largest write.
             let probe = |connection: &Connection| connection.prepare_cached(PROBE)?.execute([PROBE_BYTES]);
             self.inner.writer.run(probe).await?;
         }
@@ -190,11 +187,11 @@ impl StoreHealth for Sqlite {
     }
 
     fn storage_problem(&self) -> Option<&'static str> {
-        self.inner.writer.storage().problem()
+        self.inner.writer.disk().problem()
     }
 }
 
-/// Whether a directory has a database with something in it.
+/// Whether a directory has a database that is not empty.
 #[must_use]
 pub fn has_database(directory: &Path) -> bool {
     directory.join(DATABASE_FILE).metadata().is_ok_and(|metadata| metadata.len() > 0)
@@ -202,20 +199,20 @@ pub fn has_database(directory: &Path) -> bool {
 
 fn connect(file: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(file)?;
-    // Rows are small and a commit writes whole pages: half the usual size halves what sends to many users write.
+    // Rows are small and a commit writes whole pages: half the default size halves what sends to many users write.
     connection.pragma_update(None, "page_size", 2_048)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // A plan does not depend on what is bound, so a statement is never prepared again for another topic or user.
+    // Query plans do not depend on bound values, so a statement is never prepared again for another topic or user.
     connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update(None, "cache_size", CACHE_KIB)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    // A person with the sqlite3 shell may hold a lock for a moment.
+    // An operator's sqlite3 shell may hold a lock for a moment.
     connection.busy_timeout(Duration::from_secs(1))?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }
 
-/// Opens a file for its owner alone, making it if it is not there. SQLite gives its other files the same mode.
+/// Opens or creates a file that only its owner may read and write. SQLite gives its other files the same mode.
 fn open_private(path: &Path) -> Result<File> {
     File::options()
         .create(true)
@@ -228,7 +225,7 @@ fn open_private(path: &Path) -> Result<File> {
 
 fn lock_directory(directory: &Path) -> Result<File> {
     let file = open_private(&directory.join(LOCK_FILE))?;
-    file.try_lock().map_err(|_in_use| {
+    file.try_lock().map_err(|_locked| {
         let advice = "another weir process is using it; stop that one, choose another --data, or run several \
                       processes on one --store postgres://…";
         Error::failed(ENGINE, format!("{} is locked: {advice}", directory.display()))

@@ -1,4 +1,4 @@
-//! Brings the file to the present schema, one numbered step at a time, each in its own transaction.
+//! Migrates the file to the current schema, one numbered step at a time, each in its own transaction.
 
 use rusqlite::{Connection, TransactionBehavior};
 use weir_store::{Error, Result};
@@ -6,7 +6,7 @@ use weir_store::{Error, Result};
 use crate::ENGINE;
 use crate::error::classify;
 
-/// In order; a step that has been released is never changed.
+/// In order. A released step is never changed.
 const STEPS: &[&str] = &[
     include_str!("../migrations/0001_quota.sql"),
     include_str!("../migrations/0002_queue.sql"),
@@ -32,7 +32,8 @@ pub(crate) fn run(connection: &mut Connection) -> Result<()> {
         connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(classify)?;
     if done > STEPS.len() {
         let advice = format!(
-            "the data is at schema version {done} and this weir knows {}: start the weir that wrote it, or a newer one",
+            "the data directory has schema version {done}, but this weir supports at most {}: start the weir that wrote \
+             it, or a newer one",
             STEPS.len()
         );
         return Err(Error::failed(ENGINE, advice));
@@ -64,32 +65,32 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_an_older_file_are_in_use() {
+    fn slot_counters_of_an_older_file_stay_in_use() {
         let mut connection = Connection::open_in_memory().unwrap();
         for (step, sql) in STEPS.iter().enumerate().take(15) {
             apply(&mut connection, step + 1, sql).unwrap();
         }
-        let given = "
+        let old_rows = "
             INSERT INTO rate_limit_config VALUES ('c', 1, 2, 'PT4S', 4000, 1, 0);
             INSERT INTO rate_limit_window_counter VALUES ('c', 0, 2, 'CLOSED'), ('c', 4000000, 0, 'OPEN');";
-        connection.execute_batch(given).unwrap();
+        connection.execute_batch(old_rows).unwrap();
         run(&mut connection).unwrap();
         let in_use = "SELECT count(*) FROM rate_limit_config JOIN rate_limit_window_counter USING (config_name, generation)";
         assert_eq!(connection.query_row(in_use, [], |row| row.get(0)), Ok(2));
     }
 
     #[test]
-    fn jobs_and_keys_of_an_older_file_are_kept() {
+    fn jobs_and_keys_of_an_older_file_are_migrated() {
         let mut connection = Connection::open_in_memory().unwrap();
         for (step, sql) in STEPS.iter().enumerate().take(9) {
             apply(&mut connection, step + 1, sql).unwrap();
         }
-        let given = "
+        let old_rows = "
             INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, created_at, updated_at)
             VALUES ('a', 't', 'x', 'IN_PROGRESS', x'01', 'k', 1, 1), ('b', 't', 'x', 'COMPLETED', x'01', 'k', 1, 1);
             INSERT INTO request_job (request_id, downstream, claimable_at, is_leased, token, attempts) VALUES ('a', 'd', 7, 1, 3, 1);
             INSERT INTO idempotency_record VALUES ('t', 'late', x'02', 'b', 20), ('t', 'soon', x'01', 'a', 10);";
-        connection.execute_batch(given).unwrap();
+        connection.execute_batch(old_rows).unwrap();
         run(&mut connection).unwrap();
         let rows = |sql: &str| -> Vec<String> {
             let mut statement = connection.prepare(sql).unwrap();

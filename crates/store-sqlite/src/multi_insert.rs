@@ -1,63 +1,61 @@
-//! Inserts of many rows. A statement opens its table and every index and closes them again, which takes longer than a row
-//! does: so several rows go with one statement.
+//! Inserts of many rows. Each execution of a statement opens and closes its table and every index, which takes longer than
+//! inserting a row, so one statement inserts several rows.
 
 use rusqlite::{CachedStatement, Connection, ToSql};
 
-/// Rows of one statement.
-pub(crate) const ROWS: usize = 16;
+const ROWS_PER_STATEMENT: usize = 16;
 
-/// An insert, of one row and of [`ROWS`] rows.
+/// The SQL of an insert, for one row and for [`ROWS_PER_STATEMENT`] rows.
 #[derive(Debug)]
-pub(crate) struct Insert {
+pub(crate) struct MultiInsert {
     one: String,
     many: String,
 }
 
-/// An insert that is ready.
-pub(crate) struct Inserting<'c> {
+pub(crate) struct PreparedInsert<'c> {
     one: CachedStatement<'c>,
     many: CachedStatement<'c>,
 }
 
-/// Where the values of a row go.
-pub(crate) struct Values<'a, 'c> {
+/// Binds the values of one row after another.
+pub(crate) struct RowBinder<'a, 'c> {
     statement: &'a mut CachedStatement<'c>,
     bound: usize,
 }
 
-impl Insert {
-    /// `into` is what comes before `VALUES`. It says `OR FAIL`: of a statement that fails, the rows before stay, until they
-    /// are undone with everything else of their job. To undo a statement alone SQLite keeps a copy of each page it changes.
+impl MultiInsert {
+    /// `into` is the SQL before `VALUES`. It has to say `OR FAIL`: if a row fails, the rows before it stay until the whole
+    /// job is rolled back. Otherwise SQLite would copy each page that it changes, to be able to undo the statement alone.
     pub(crate) fn new(into: &str, columns: usize) -> Self {
         debug_assert!(into.contains("OR FAIL"));
         let row = format!("({})", vec!["?"; columns].join(", "));
         let values = |rows: usize| format!("{into} VALUES {}", vec![row.as_str(); rows].join(", "));
-        Self { one: values(1), many: values(ROWS) }
+        Self { one: values(1), many: values(ROWS_PER_STATEMENT) }
     }
 
-    pub(crate) fn prepare<'c>(&self, connection: &'c Connection) -> rusqlite::Result<Inserting<'c>> {
-        Ok(Inserting {
+    pub(crate) fn prepare<'c>(&self, connection: &'c Connection) -> rusqlite::Result<PreparedInsert<'c>> {
+        Ok(PreparedInsert {
             one: connection.prepare_cached(&self.one)?,
             many: connection.prepare_cached(&self.many)?,
         })
     }
 }
 
-/// The inserts of this crate, for those who look at their plans.
+/// The SQL of all multi-row inserts, for the test of query plans.
 #[cfg(test)]
 pub(crate) fn all_inserts() -> Vec<String> {
     let inserts = [&*crate::request::idempotency_journal::INSERT, &*crate::request::submit::INSERT];
     inserts.into_iter().flat_map(|insert| [insert.one.clone(), insert.many.clone()]).collect()
 }
 
-impl Inserting<'_> {
-    /// Inserts rows in order; `bind` gives the values of one.
+impl PreparedInsert<'_> {
+    /// Inserts rows in order; `bind` binds the values of one.
     pub(crate) fn insert<T>(
         &mut self,
         rows: &[T],
-        bind: impl Fn(&T, &mut Values<'_, '_>) -> rusqlite::Result<()>,
+        bind: impl Fn(&T, &mut RowBinder<'_, '_>) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<()> {
-        let (many, rest) = rows.as_chunks::<ROWS>();
+        let (many, rest) = rows.as_chunks::<ROWS_PER_STATEMENT>();
         for rows in many {
             insert(&mut self.many, rows, &bind)?;
         }
@@ -71,17 +69,17 @@ impl Inserting<'_> {
 fn insert<T>(
     statement: &mut CachedStatement<'_>,
     rows: &[T],
-    bind: impl Fn(&T, &mut Values<'_, '_>) -> rusqlite::Result<()>,
+    bind: impl Fn(&T, &mut RowBinder<'_, '_>) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<()> {
-    let mut values = Values { statement, bound: 0 };
+    let mut binder = RowBinder { statement, bound: 0 };
     for row in rows {
-        bind(row, &mut values)?;
+        bind(row, &mut binder)?;
     }
-    values.statement.raw_execute()?;
+    binder.statement.raw_execute()?;
     Ok(())
 }
 
-impl Values<'_, '_> {
+impl RowBinder<'_, '_> {
     pub(crate) fn bind(&mut self, values: &[&dyn ToSql]) -> rusqlite::Result<()> {
         for value in values {
             self.bound += 1;
@@ -98,7 +96,7 @@ mod tests {
     use super::*;
 
     fn insert_all(connection: &Connection, rows: &[i64]) -> rusqlite::Result<()> {
-        let insert = Insert::new("INSERT OR FAIL INTO t (n, twice)", 2);
+        let insert = MultiInsert::new("INSERT OR FAIL INTO t (n, twice)", 2);
         insert.prepare(connection)?.insert(rows, |n, values| values.bind(params![n, 2 * n]))
     }
 
@@ -109,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_rows_there_are_each_is_inserted_once_and_in_order() {
+    fn any_number_of_rows_is_inserted_once_and_in_order() {
         for count in [0, 1, 15, 16, 17, 32, 40] {
             let connection = Connection::open_in_memory().unwrap();
             connection.execute_batch("CREATE TABLE t (n INTEGER UNIQUE, twice INTEGER)").unwrap();
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_is_an_error() {
+    fn a_row_that_violates_a_constraint_is_an_error() {
         let connection = Connection::open_in_memory().unwrap();
         connection
             .execute_batch("CREATE TABLE t (n INTEGER UNIQUE, twice INTEGER); INSERT INTO t VALUES (9, 0)")

@@ -1,8 +1,8 @@
-//! Holds the plans of all statements to one rule: nothing is read whole, and what comes in order comes from an index. The
-//! writer has nobody beside it, so a statement whose cost grows with a table is everybody's wait.
+//! Checks the query plans of all statements: none scans a whole table, and none sorts rows that an index has in order.
+//! There is only one writer, so every write waits for a statement whose cost grows with a table.
 //!
-//! Statements are found in the sources: every constant that begins like one. Those that are put together when they are used
-//! are listed in [`composed`].
+//! Statements are found in the sources: every constant that begins like one. Statements that are composed at run time are
+//! listed in [`composed`].
 
 use std::path::{Path, PathBuf};
 
@@ -10,70 +10,65 @@ use rusqlite::{Connection, params_from_iter, types::Null};
 
 use crate::{migrate, multi_insert, request};
 
-/// Statements that may read a table whole or sort, and why.
-const EXCEPT: &[(&str, &str, &str)] = &[
-    // Books are read whole, by a reader: the writer goes on beside it.
-    ("quota.rs", "COUNT", BOOKS),
-    ("quota.rs", "OVER_LIMIT", BOOKS),
-    ("slot.rs", "TOTALS", BOOKS),
-    ("slot.rs", "DIFFERENT", BOOKS),
-    ("queue.rs", "BOOKS", BOOKS),
-    ("request/upkeep.rs", "BOOKS", BOOKS),
-    ("sale.rs", "TOTALS", BOOKS),
-    ("sale.rs", "DIFFERENT", BOOKS),
-    ("sale.rs", "ITEMS", BOOKS),
-    ("tier/hold.rs", "AUDIT", BOOKS),
+/// Statements that may scan a whole table or sort, and why.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    // Audits read whole tables on a read connection, while the writer continues.
+    ("quota.rs", "COUNT", AUDIT),
+    ("quota.rs", "OVER_LIMIT", AUDIT),
+    ("slot.rs", "TOTALS", AUDIT),
+    ("slot.rs", "DIFFERENT", AUDIT),
+    ("queue.rs", "AUDIT", AUDIT),
+    ("request/maintenance.rs", "AUDIT", AUDIT),
+    ("sale.rs", "TOTALS", AUDIT),
+    ("sale.rs", "DIFFERENT", AUDIT),
+    ("sale.rs", "ITEMS", AUDIT),
+    ("tier/hold.rs", "AUDIT", AUDIT),
     (
         "clock.rs",
         "REQUESTS_AHEAD",
-        "open requests are looked at by a reader, at the start and when a clock has stepped",
+        "a read connection scans open requests, at the start and when a clock has stepped",
     ),
-    ("request/upkeep.rs", "COUNT", "dead letters are counted by a reader, every five seconds at most"),
+    ("request/maintenance.rs", "COUNT", "a read connection counts dead letters, every five seconds at most"),
     // Tables that are small whatever callers do.
     ("tier.rs", "TIERS", "there are four tiers"),
-    ("request/sealing.rs", "KEYS", "there is a row for each key that anything is sealed with"),
+    ("request/sealing.rs", "KEYS", "there is a row for each encryption key in use"),
     (
         "tier/policy.rs",
         "ALL",
         "there are POLICIES_MAX policies at most; read when the server starts and after a change",
     ),
     ("tier/policy.rs", "COUNT_OTHERS", "there are POLICIES_MAX policies at most"),
-    ("quota_journal.rs", "READ", JOURNAL),
+    ("quota.rs", "READ", JOURNAL),
     ("request/idempotency_journal.rs", "READ", JOURNAL),
     ("tier/spent.rs", "READ", JOURNAL),
-    // The first few of what is in order already.
-    ("request/upkeep.rs", "DEAD_IDS", "the first of the table, as many as the limit says"),
-    ("request/upkeep.rs", "FORGET_KEYS", "the first of the table, as many as the limit says"),
-    (
-        "request/work.rs",
-        "DOWNSTREAMS",
-        "what is read whole are the names found so far, one for each downstream",
-    ),
-    ("slot/due.rs", "TAKE", "what is sorted is one batch, which an index has picked"),
+    // The first rows of an index.
+    ("request/maintenance.rs", "DEAD_IDS", "the first of the table, as many as the limit says"),
+    ("request/maintenance.rs", "DELETE_KEYS", "the first of the table, as many as the limit says"),
+    ("request/jobs.rs", "DOWNSTREAMS", "the scan is of the names found so far, one for each downstream"),
+    ("slot/due.rs", "LIST_DUE", "only one batch is sorted, which an index has selected"),
     (
         "slot/recount.rs",
         "UNUSED",
-        "read when the engine opens; there is a row for each change that a crash broke off",
+        "read when the engine opens; there is a row for each recount that a crash interrupted",
     ),
 ];
-const JOURNAL: &str = "read when the engine opens; FOLD_AT bounds what is there";
-const BOOKS: &str = "books are read whole, by a reader";
+const JOURNAL: &str = "read when the engine opens; FOLD_AT bounds the number of rows";
+const AUDIT: &str = "audits read whole tables, on a read connection";
 
-/// Statements that must go by this index: the primary key finds their rows too, and many others that they do not want.
-const GO_BY: &[(&str, &str, &str)] = &[
+/// Statements that must use this index. The primary key finds their rows, too, but scans many others.
+const REQUIRED_INDEXES: &[(&str, &str, &str)] = &[
     ("slot/assign.rs", "NEXT_OPEN", "rate_limit_window_counter_status"),
-    ("request/work.rs", "FIRST", "request_record_claimable"),
-    ("request/work.rs", "DUE", "request_record_claimable"),
-    ("request/work.rs", "DOWNSTREAMS", "request_record_claimable"),
-    ("request/upkeep.rs", "PENDING", "request_record_pending"),
-    ("request.rs", "LAST_LOOKED_AT", "request_record_tenant"),
+    ("request/jobs.rs", "FIRST", "request_record_claimable"),
+    ("request/jobs.rs", "DUE", "request_record_claimable"),
+    ("request/jobs.rs", "DOWNSTREAMS", "request_record_claimable"),
+    ("request/maintenance.rs", "PENDING", "request_record_pending"),
+    ("request.rs", "SCAN_END", "request_record_tenant"),
     ("request.rs", "list", "request_record_tenant"),
 ];
 
 /// Constants that are only parts of statements.
-const PARTS: &[(&str, &str)] = &[("request/work.rs", "TASK")];
+const PARTS: &[(&str, &str)] = &[("request/jobs.rs", "CLAIM")];
 
-/// One statement, by the file and the name it has there.
 struct Statement {
     file: String,
     name: String,
@@ -100,24 +95,24 @@ fn no_statement_reads_a_table_whole_or_sorts_what_an_index_has_in_order() {
         if bad.is_empty() {
             continue;
         }
-        if EXCEPT.iter().any(|(file, name, _)| statement.is(file, name)) {
+        if EXCEPTIONS.iter().any(|(file, name, _)| statement.is(file, name)) {
             excepted.push((file.clone(), name.clone()));
         } else {
             faults.push(format!("{file} {name}: {bad:?}\n"));
         }
     }
     assert!(faults.is_empty(), "{} plans:\n{}", faults.len(), faults.concat());
-    for (file, name, reason) in EXCEPT {
+    for (file, name, reason) in EXCEPTIONS {
         let is_needed = excepted.iter().any(|(other, others)| other == file && others == name);
         assert!(is_needed && !reason.is_empty(), "{file} {name} needs no exception");
     }
 }
 
 #[test]
-fn what_has_an_index_of_its_own_goes_by_it() {
+fn statements_with_an_index_of_their_own_use_it() {
     let connection = database();
     let statements = statements();
-    for (file, name, index) in GO_BY {
+    for (file, name, index) in REQUIRED_INDEXES {
         let statement = statements.iter().find(|statement| statement.is(file, name));
         let statement = statement.unwrap_or_else(|| panic!("there is no {name} in {file}"));
         let plan = explain(&connection, &statement.sql);
@@ -126,7 +121,7 @@ fn what_has_an_index_of_its_own_goes_by_it() {
     }
 }
 
-/// Whether what is read whole is no table.
+/// Whether a scan in a query plan is of constants, not of a table.
 fn is_constant(line: &str) -> bool {
     line == "SCAN CONSTANT ROW" || line.ends_with("-ROW VALUES CLAUSE")
 }
@@ -162,12 +157,12 @@ fn statements() -> Vec<Statement> {
     statements
 }
 
-/// Statements that are put together when they are used.
+/// Statements that are composed at run time.
 fn composed() -> Vec<Statement> {
     let statement =
         |file: &str, name: &str, sql: String| Statement { file: file.to_owned(), name: name.to_owned(), sql };
     let inserts = multi_insert::all_inserts();
-    let inserts = inserts.into_iter().map(|sql| statement("rows.rs", "insert", sql));
+    let inserts = inserts.into_iter().map(|sql| statement("multi_insert.rs", "insert", sql));
     let request = request::composed_sql().into_iter().map(|(file, name, sql)| statement(file, name, sql));
     inserts.chain(request).collect()
 }
@@ -178,7 +173,7 @@ fn is_statement(sql: &str) -> bool {
         .any(|verb| sql.trim_start().starts_with(verb))
 }
 
-/// The constants of a source that are texts, each by its name. No statement has a quotation mark or an escape in it.
+/// The names and values of a source's string constants. No statement contains a quotation mark or an escape.
 fn constants(source: &str) -> Vec<(String, String)> {
     let declarations = source.split("const ").skip(1);
     let read = |declaration: &str| {

@@ -1,5 +1,5 @@
-//! The table queue in SQLite. Rows are only inserted and deleted; who holds a topic is known in memory, since one
-//! process owns the file. Messages that come together stand together ([`pack`]).
+//! The table queue in SQLite. Leases of topics are in memory, since one process owns the file. Messages that are enqueued
+//! together are stored as one row ([`pack`]).
 
 mod pack;
 
@@ -19,25 +19,25 @@ use weir_store::clock::STEP_MIN;
 use weir_store::quota::random_bytes;
 
 use crate::Sqlite;
-use crate::writer::{Order, Turn};
+use crate::writer::{Scheduling, WriterTurn};
 
-/// One shard a topic: with one process there is one claim at a time.
+/// Every topic has one shard: with one process there is one claim at a time.
 const SHARD: u16 = 0;
 
-/// So many messages that come together are worth a pack; fewer stand where a person can read them.
-const PACKED_FROM: usize = 4;
+/// The smallest number of messages that is stored as a pack. Fewer become rows, which a person can read.
+const PACK_MIN: usize = 4;
 
-/// Messages that are settled between two looks at how long it takes.
-const SETTLED_AT_ONCE: usize = 512;
-/// Dead letters that are replayed between two such looks. Each may be large.
-const REPLAYED_AT_ONCE: usize = 16;
+/// Messages settled between two checks of the turn.
+const SETTLE_CHUNK: usize = 512;
+/// Dead letters replayed between two checks of the turn. Each may be large.
+const REPLAY_CHUNK: usize = 16;
 
-const TAKE_IDS: &str = "
+const RESERVE_IDS: &str = "
     INSERT INTO queue_ledger (topic, accepted) VALUES (?1, ?2)
     ON CONFLICT (topic) DO UPDATE SET accepted = accepted + excluded.accepted
     RETURNING accepted";
 const INSERT: &str = "INSERT INTO queue_message (topic, id, key, payload) VALUES (?1, ?2, ?3, ?4)";
-/// The cast makes a payload that somebody typed in by hand (as text) readable too: it must not stop the queue.
+/// With the cast, a payload that was inserted by hand as text is readable, too. Otherwise it would stop the queue.
 const SCAN: &str = "
     SELECT id, key, CAST(payload AS BLOB), attempts, delayed_until FROM queue_message WHERE topic = ?1 ORDER BY id";
 const PACKS: &str = "SELECT first_id, messages FROM queue_pack WHERE topic = ?1 ORDER BY first_id";
@@ -46,48 +46,48 @@ const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic =
 const DELAY: &str = "
     UPDATE queue_message SET attempts = attempts + ?4, delayed_until = ?3, delayed_at = ?5
     WHERE topic = ?1 AND id = ?2";
-const BURY: &str = "
+const MOVE_TO_DEAD: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     SELECT ?3, topic, id, key, payload, ?4, attempts + 1, ?5 FROM queue_message WHERE topic = ?1 AND id = ?2";
-const IS_DEAD: &str = "SELECT 1 FROM dead_letter WHERE id = ?1";
-const TAKE_IN: &str = "
+const DEAD_EXISTS: &str = "SELECT 1 FROM dead_letter WHERE id = ?1";
+const INSERT_DEAD: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DEAD_LETTERS: &str = "
     SELECT id, topic, key, substr(CAST(payload AS BLOB), 1, ?3), substr(reason, 1, ?3), attempts, died_at
     FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
-const REVIVE: &str = "
+const MOVE_TO_MESSAGES: &str = "
     INSERT INTO queue_message (topic, id, key, payload)
     SELECT topic, message_id, key, payload FROM dead_letter WHERE id = ?1";
-const LAST_DEAD: &str = "SELECT max(id) FROM dead_letter";
+const LAST_DEAD_ID: &str = "SELECT max(id) FROM dead_letter";
 const DEAD_IDS: &str = "SELECT id FROM dead_letter WHERE id <= ?1 ORDER BY id LIMIT ?2";
-const FORGET: &str = "DELETE FROM dead_letter WHERE id = ?1 RETURNING topic";
+const DELETE_DEAD: &str = "DELETE FROM dead_letter WHERE id = ?1 RETURNING topic";
 const COUNT_DISCARDED: &str = "UPDATE queue_ledger SET discarded = discarded + 1 WHERE topic = ?1";
-const BOOKS: &str = "
+const AUDIT: &str = "
     SELECT coalesce(sum(accepted), 0), coalesce(sum(done), 0), coalesce(sum(discarded), 0),
            (SELECT count(*) FROM dead_letter WHERE topic = ?1),
            (SELECT count(*) FROM queue_message WHERE topic = ?1)
                + (SELECT coalesce(sum(count), 0) FROM queue_pack WHERE topic = ?1)
     FROM queue_ledger WHERE topic = ?1";
 
-/// Topics of which leases are remembered. Operators may claim topics of any name; leases that have run out make room for
-/// others, and while none has, further topics are not handed out.
+/// Topics with a lease in memory. Operators may claim topics of any name. When there are this many, expired leases make
+/// room; while none has expired, no further topic is leased.
 const LEASES_MAX: usize = 1_024;
 
-/// Who holds which topic.
-pub(crate) type Leases = HashMap<String, Held>;
+/// Leases by topic.
+pub(crate) type Leases = HashMap<String, TopicLease>;
 
-/// The last lease given on a topic.
+/// The last lease of a topic.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct TopicLease {
     token: i64,
-    /// When it was given. A time that is more than [`STEP_MIN`] ahead says that the clock has stepped back since: the lease is
-    /// over then.
-    since: Timestamp,
-    until: Timestamp,
+    /// When it was granted. If this is more than [`STEP_MIN`] in the future, the clock was set back since, and the lease
+    /// counts as expired.
+    granted_at: Timestamp,
+    expires_at: Timestamp,
 }
 
-/// Appends messages in the transaction under way. The ledger's count of accepted messages is also the last id.
+/// Appends messages within the current transaction. The ledger's count of accepted messages is also the last id.
 pub(crate) fn enqueue<'a>(
     connection: &Connection,
     topic: &str,
@@ -98,24 +98,24 @@ pub(crate) fn enqueue<'a>(
         return Ok(());
     }
     let last: i64 =
-        connection.prepare_cached(TAKE_IDS)?.query_row(params![topic, count], |row| row.get(0))?;
+        connection.prepare_cached(RESERVE_IDS)?.query_row(params![topic, count], |row| row.get(0))?;
     let messages: Vec<(i64, (&str, Vec<u8>))> = (last - count + 1..).zip(messages).collect();
     let mut rest = messages.as_slice();
     while !rest.is_empty() {
         let lengths = rest.iter().map(|(_, (_, payload))| payload.len());
-        let (part, after) = rest.split_at(weir_queue::pack::count_fitting(lengths, pack::BYTES_MAX));
+        let (chunk, after) = rest.split_at(weir_queue::pack::count_fitting(lengths, pack::BYTES_MAX));
         rest = after;
-        let texts = part.iter().map(|(id, (key, payload))| (*id, (*key, payload.as_slice())));
-        if part.len() < PACKED_FROM {
-            insert(connection, topic, texts)?;
+        let chunk_messages = chunk.iter().map(|(id, (key, payload))| (*id, (*key, payload.as_slice())));
+        if chunk.len() < PACK_MIN {
+            insert(connection, topic, chunk_messages)?;
         } else {
-            pack::insert(connection, topic, part[0].0, texts.map(|(_, text)| text))?;
+            pack::insert(connection, topic, chunk[0].0, chunk_messages.map(|(_, message)| message))?;
         }
     }
     Ok(())
 }
 
-/// Puts each message into a row of its own.
+/// Inserts each message as a row of its own.
 fn insert<'a>(
     connection: &Connection,
     topic: &str,
@@ -128,17 +128,18 @@ fn insert<'a>(
     Ok(())
 }
 
-/// Keeps a dead letter that never was a message here, in the transaction under way, unless it is there already. Replayed, it
-/// becomes one.
-pub(crate) fn take_in(connection: &Connection, letter: &DeadLetter) -> rusqlite::Result<()> {
+/// Inserts a dead letter that was never a message of this queue, within the current transaction, unless its id exists. A
+/// replay turns it into a message.
+pub(crate) fn insert_dead_letter(connection: &Connection, letter: &DeadLetter) -> rusqlite::Result<()> {
     let DeadLetter { id, topic, key, payload, reason, attempts, died_at } = letter;
-    if connection.prepare_cached(IS_DEAD)?.exists([id])? {
+    if connection.prepare_cached(DEAD_EXISTS)?.exists([id])? {
         return Ok(());
     }
-    let place: i64 = connection.prepare_cached(TAKE_IDS)?.query_row(params![topic, 1], |row| row.get(0))?;
+    let message_id: i64 =
+        connection.prepare_cached(RESERVE_IDS)?.query_row(params![topic, 1], |row| row.get(0))?;
     let died_at = died_at.as_micros();
-    let mut take_in = connection.prepare_cached(TAKE_IN)?;
-    take_in.execute(params![id, topic, place, key, payload, reason, attempts, died_at])?;
+    let mut insert = connection.prepare_cached(INSERT_DEAD)?;
+    insert.execute(params![id, topic, message_id, key, payload, reason, attempts, died_at])?;
     Ok(())
 }
 
@@ -146,37 +147,37 @@ pub(crate) fn take_in(connection: &Connection, letter: &DeadLetter) -> rusqlite:
 impl MessageSource for Sqlite {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim> {
         let now = self.inner.clock.now();
-        let Some(lease) = self.lease(topic, now, visibility) else {
+        let Some(lease) = self.acquire_lease(topic, now, visibility) else {
             return Ok(MessageClaim::default());
         };
         let receipt = ClaimReceipt { topic: topic.to_owned(), leases: vec![lease] };
         let messages = {
             let topic = topic.to_owned();
-            self.read(move |connection| visible(connection, &topic, max, now)).await
+            self.read(move |connection| find_claimable(connection, &topic, max, now)).await
         };
         if !matches!(&messages, Ok(found) if !found.is_empty()) {
-            self.give_up(&receipt);
+            self.release_lease(&receipt);
         }
         Ok(MessageClaim { messages: messages?, receipt })
     }
 
     async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
-        let (engine, held) = (self.clone(), receipt.clone());
-        let mut parts = parts(settlement);
-        let settle = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
-            // Asked on the writer thread, after everything that was settled before.
-            if !engine.holds(&held, engine.inner.clock.now()) {
+        let (engine, claim) = (self.clone(), receipt.clone());
+        let mut chunks = split(settlement);
+        let settle = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+            // Checked on the writer thread, after all earlier settlements.
+            if !engine.holds_lease(&claim, engine.inner.clock.now()) {
                 return Ok(ControlFlow::Break(false));
             }
-            while turn.goes_on() {
-                let Some(part) = parts.pop_front() else { return Ok(ControlFlow::Break(true)) };
-                settle(connection, &held.topic, &part, engine.inner.clock.now())?;
+            while turn.has_time() {
+                let Some(chunk) = chunks.pop_front() else { return Ok(ControlFlow::Break(true)) };
+                settle(connection, &claim.topic, &chunk, engine.inner.clock.now())?;
             }
             Ok(ControlFlow::Continue(()))
         });
         let settled = settle.await?;
         if settled {
-            self.give_up(receipt);
+            self.release_lease(receipt);
         }
         Ok(settled)
     }
@@ -218,12 +219,12 @@ impl Queue for Sqlite {
     }
 
     async fn replay_all(&self) -> Result<u64> {
-        let mut all = ReplayAll::default();
-        let replay = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
-            let progress = all.go_on(connection, turn)?;
-            Ok(progress.map_break(|()| std::mem::take(&mut all)))
+        let mut job = ReplayAllJob::default();
+        let replay = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+            let progress = job.run_turn(connection, turn)?;
+            Ok(progress.map_break(|()| std::mem::take(&mut job)))
         });
-        let ReplayAll { topics, replayed, .. } = replay.await?;
+        let ReplayAllJob { topics, replayed, .. } = replay.await?;
         topics.iter().for_each(|topic| self.inner.topic_notify.notify(topic));
         Ok(replayed)
     }
@@ -231,8 +232,8 @@ impl Queue for Sqlite {
     async fn discard(&self, id: &str) -> Result<bool> {
         let id = id.to_owned();
         let discard = move |connection: &Connection| {
-            let mut forget = connection.prepare_cached(FORGET)?;
-            let topic = forget.query_row([&id], |row| row.get::<_, String>(0)).optional()?;
+            let mut delete = connection.prepare_cached(DELETE_DEAD)?;
+            let topic = delete.query_row([&id], |row| row.get::<_, String>(0)).optional()?;
             if let Some(topic) = &topic {
                 connection.prepare_cached(COUNT_DISCARDED)?.execute([topic])?;
             }
@@ -244,7 +245,7 @@ impl Queue for Sqlite {
     async fn audit(&self, topic: &str) -> Result<QueueAudit> {
         let topic = topic.to_owned();
         let audit = move |connection: &Connection| {
-            connection.prepare_cached(BOOKS)?.query_row([&topic], |row| {
+            connection.prepare_cached(AUDIT)?.query_row([&topic], |row| {
                 Ok(QueueAudit {
                     accepted: row.get(0)?,
                     done: row.get(1)?,
@@ -259,75 +260,80 @@ impl Queue for Sqlite {
 }
 
 impl Sqlite {
-    /// Takes the topic, unless somebody else still has it.
-    pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<ShardLease> {
+    /// Leases a topic, or returns `None` if it is leased or there are too many leases.
+    pub(crate) fn acquire_lease(
+        &self,
+        topic: &str,
+        now: Timestamp,
+        visibility: Duration,
+    ) -> Option<ShardLease> {
         let mut leases = self.inner.leases.lock();
         if leases.len() >= LEASES_MAX && !leases.contains_key(topic) {
-            leases.retain(|_, held| held.until > now);
+            leases.retain(|_, lease| lease.expires_at > now);
             if leases.len() >= LEASES_MAX {
                 return None;
             }
         }
-        // Not from the beginning: receipts of an earlier run of the process must not pass for those of this one.
-        let first = || Held { token: fastrand::i64(0..i64::MAX / 2), since: now, until: now };
-        let held = leases.entry(topic.to_owned()).or_insert_with(first);
-        // Whoever asks may have read the clock before somebody who was faster.
-        if held.until > now && held.since <= now.plus(STEP_MIN) {
+        // A random first token, so that receipts of an earlier run of the process are not valid in this one.
+        let first = || TopicLease { token: fastrand::i64(0..i64::MAX / 2), granted_at: now, expires_at: now };
+        let lease = leases.entry(topic.to_owned()).or_insert_with(first);
+        // `granted_at` may be slightly ahead of `now`: this caller may have read the clock before a faster one did.
+        if lease.expires_at > now && lease.granted_at <= now.plus(STEP_MIN) {
             return None;
         }
-        held.token += 1;
-        held.since = now;
-        held.until = now.plus(visibility);
-        Some(ShardLease { shard: SHARD, token: held.token })
+        lease.token += 1;
+        lease.granted_at = now;
+        lease.expires_at = now.plus(visibility);
+        Some(ShardLease { shard: SHARD, token: lease.token })
     }
 
-    /// Whether a lease is the topic's present one and has not run out.
-    pub(crate) fn holds(&self, receipt: &ClaimReceipt, now: Timestamp) -> bool {
+    /// Whether the receipt has the topic's current lease, and that has not expired.
+    pub(crate) fn holds_lease(&self, receipt: &ClaimReceipt, now: Timestamp) -> bool {
         let leases = self.inner.leases.lock();
-        let held = leases.get(&receipt.topic).filter(|held| held.until > now);
-        held.is_some_and(|held| receipt.leases.iter().any(|lease| lease.token == held.token))
+        let current = leases.get(&receipt.topic).filter(|lease| lease.expires_at > now);
+        current.is_some_and(|current| receipt.leases.iter().any(|lease| lease.token == current.token))
     }
 
-    pub(crate) fn give_up(&self, receipt: &ClaimReceipt) {
-        if let Some(held) = self.inner.leases.lock().get_mut(&receipt.topic)
-            && receipt.leases.iter().any(|lease| lease.token == held.token)
+    pub(crate) fn release_lease(&self, receipt: &ClaimReceipt) {
+        if let Some(current) = self.inner.leases.lock().get_mut(&receipt.topic)
+            && receipt.leases.iter().any(|lease| lease.token == current.token)
         {
-            held.until = Timestamp::from_micros(i64::MIN);
+            current.expires_at = Timestamp::from_micros(i64::MIN);
         }
     }
 }
 
-/// Makes a dead letter a message again; says of which topic, or `None` when it is none.
+/// Turns a dead letter into a message. Returns its topic, or `None` if there is no such dead letter.
 fn replay(connection: &Connection, id: &str) -> rusqlite::Result<Option<String>> {
-    connection.prepare_cached(REVIVE)?.execute([id])?;
-    connection.prepare_cached(FORGET)?.query_row([id], |row| row.get(0)).optional()
+    connection.prepare_cached(MOVE_TO_MESSAGES)?.execute([id])?;
+    connection.prepare_cached(DELETE_DEAD)?.query_row([id], |row| row.get(0)).optional()
 }
 
-/// A replay of all dead letters. Those that die meanwhile are left alone, or it might never end.
+/// Replays all dead letters that exist at the start. Later ones are left, or it might never end.
 #[derive(Debug, Default)]
-struct ReplayAll {
-    /// The last of those that were there when it began.
+struct ReplayAllJob {
+    /// The id of the last dead letter at the start.
     last: Option<String>,
     topics: HashSet<String>,
     replayed: u64,
 }
 
-impl ReplayAll {
-    fn go_on(&mut self, connection: &Connection, turn: &Turn) -> rusqlite::Result<ControlFlow<()>> {
+impl ReplayAllJob {
+    fn run_turn(&mut self, connection: &Connection, turn: &WriterTurn) -> rusqlite::Result<ControlFlow<()>> {
         if self.last.is_none() {
-            self.last = connection.prepare_cached(LAST_DEAD)?.query_row([], |row| row.get(0))?;
+            self.last = connection.prepare_cached(LAST_DEAD_ID)?.query_row([], |row| row.get(0))?;
         }
         let Some(last) = &self.last else { return Ok(ControlFlow::Break(())) };
-        while turn.goes_on() {
+        while turn.has_time() {
             let ids: Vec<String> = connection
                 .prepare_cached(DEAD_IDS)?
-                .query_map(params![last, REPLAYED_AT_ONCE], |row| row.get(0))?
+                .query_map(params![last, REPLAY_CHUNK], |row| row.get(0))?
                 .collect::<rusqlite::Result<_>>()?;
             for id in &ids {
                 self.topics.extend(replay(connection, id)?);
                 self.replayed += 1;
             }
-            if ids.len() < REPLAYED_AT_ONCE {
+            if ids.len() < REPLAY_CHUNK {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -335,56 +341,56 @@ impl ReplayAll {
     }
 }
 
-/// The first messages that may be handed out: none that is delayed, and none behind a delayed one of its key.
-fn visible(
+/// The first messages that may be claimed: none that is delayed, and none behind a delayed one of the same key.
+fn find_claimable(
     connection: &Connection,
     topic: &str,
     max: usize,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Message>> {
-    let mut view = View { held_back: HashSet::new(), messages: Vec::new(), max, now };
+    let mut claim = ClaimScan { delayed_keys: HashSet::new(), messages: Vec::new(), max, now };
     let (mut scan, mut packs) = (connection.prepare_cached(SCAN)?, connection.prepare_cached(PACKS)?);
     let (mut rows, mut packs) = (scan.query([topic])?, packs.query([topic])?);
     let (mut row, mut pack) = (rows.next()?, packs.next()?);
-    while view.has_room() {
-        let place = |row: Option<&Row<'_>>| row.map(|row| row.get::<_, i64>(0)).transpose();
-        match (place(row)?, place(pack)?, row, pack) {
+    while claim.has_room() {
+        let id_of = |row: Option<&Row<'_>>| row.map(|row| row.get::<_, i64>(0)).transpose();
+        match (id_of(row)?, id_of(pack)?, row, pack) {
             (id, Some(first), _, Some(found)) if id.is_none_or(|id| first < id) => {
                 for (id, message) in (first..).zip(pack::read(found.get_ref(1)?.as_blob()?)) {
                     let (key, payload) = message?;
-                    view.add(id, key, payload, 0, None);
+                    claim.add(id, key, payload, 0, None);
                 }
                 pack = packs.next()?;
             }
             (Some(id), _, Some(found), _) => {
                 let (key, payload) = (found.get_ref(1)?.as_str()?, found.get_ref(2)?.as_blob()?);
-                view.add(id, key, payload, found.get(3)?, found.get(4)?);
+                claim.add(id, key, payload, found.get(3)?, found.get(4)?);
                 row = rows.next()?;
             }
             _ => break,
         }
     }
-    Ok(view.messages)
+    Ok(claim.messages)
 }
 
-/// What a claim has come upon.
-struct View {
-    /// Keys of which a message is delayed.
-    held_back: HashSet<String>,
+/// The messages that a claim has collected so far.
+struct ClaimScan {
+    /// Keys with a delayed message.
+    delayed_keys: HashSet<String>,
     messages: Vec<Message>,
     max: usize,
     now: Timestamp,
 }
 
-impl View {
+impl ClaimScan {
     fn has_room(&self) -> bool {
         self.messages.len() < self.max
     }
 
     fn add(&mut self, id: i64, key: &str, payload: &[u8], attempts: u32, delayed_until: Option<i64>) {
         if delayed_until.is_some_and(|until| until > self.now.as_micros()) {
-            self.held_back.insert(key.to_owned());
-        } else if self.has_room() && !self.held_back.contains(key) {
+            self.delayed_keys.insert(key.to_owned());
+        } else if self.has_room() && !self.delayed_keys.contains(key) {
             let position = Position { shard: SHARD, id };
             self.messages.push(Message {
                 position,
@@ -396,22 +402,21 @@ impl View {
     }
 }
 
-/// A settlement in parts that are short work: first what is done, then what is tried again or put off, then what is dead.
-fn parts(settlement: Settlement) -> VecDeque<Settlement> {
+/// Splits a settlement into parts of at most [`SETTLE_CHUNK`] messages: done, then retried, then deferred, then dead.
+fn split(settlement: Settlement) -> VecDeque<Settlement> {
     let Settlement { done, retry, deferred, dead } = &settlement;
-    if done.len() + retry.len() + deferred.len() + dead.len() <= SETTLED_AT_ONCE {
+    if done.len() + retry.len() + deferred.len() + dead.len() <= SETTLE_CHUNK {
         return VecDeque::from([settlement]);
     }
     let done =
-        done.chunks(SETTLED_AT_ONCE).map(|done| Settlement { done: done.to_vec(), ..Settlement::default() });
-    let retry = retry
-        .chunks(SETTLED_AT_ONCE)
-        .map(|retry| Settlement { retry: retry.to_vec(), ..Settlement::default() });
+        done.chunks(SETTLE_CHUNK).map(|done| Settlement { done: done.to_vec(), ..Settlement::default() });
+    let retry =
+        retry.chunks(SETTLE_CHUNK).map(|retry| Settlement { retry: retry.to_vec(), ..Settlement::default() });
     let deferred = deferred
-        .chunks(SETTLED_AT_ONCE)
+        .chunks(SETTLE_CHUNK)
         .map(|deferred| Settlement { deferred: deferred.to_vec(), ..Settlement::default() });
     let dead =
-        dead.chunks(SETTLED_AT_ONCE).map(|dead| Settlement { dead: dead.to_vec(), ..Settlement::default() });
+        dead.chunks(SETTLE_CHUNK).map(|dead| Settlement { dead: dead.to_vec(), ..Settlement::default() });
     done.chain(retry).chain(deferred).chain(dead).collect()
 }
 
@@ -421,32 +426,33 @@ fn settle(
     settlement: &Settlement,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    // There is one shard; a position in another is no message of ours.
-    let ours = |position: &Position| (position.shard == SHARD).then_some(position.id);
+    // Positions of other shards belong to no message of this engine.
+    let message_id = |position: &Position| (position.shard == SHARD).then_some(position.id);
     let attempts = settlement.retry.iter().map(|(position, after)| (position, after, 1));
     let delays = attempts.chain(settlement.deferred.iter().map(|(position, after)| (position, after, 0)));
     let dead = settlement.dead.iter().map(|(position, _)| position);
-    let ids = sorted(settlement.done.iter().filter_map(ours));
-    let apart = sorted(delays.clone().map(|(position, ..)| position).chain(dead).filter_map(ours));
-    let packed = pack::Touched { done: &ids, apart: &apart }.settle(connection, topic)?;
+    let ids = sorted(settlement.done.iter().filter_map(message_id));
+    let not_done = delays.clone().map(|(position, ..)| position).chain(dead);
+    let not_done = sorted(not_done.filter_map(message_id));
+    let packed = pack::PackSettlement { done: &ids, not_done: &not_done }.apply(connection, topic)?;
     let done = if packed == ids.len() { packed } else { packed + delete(connection, topic, &ids)? };
     connection.prepare_cached(COUNT_DONE)?.execute(params![topic, done])?;
     let mut delay = connection.prepare_cached(DELAY)?;
     for (position, after, attempts) in delays {
         let until = now.plus(*after).as_micros();
-        delay.execute(params![topic, ours(position), until, attempts, now.as_micros()])?;
+        delay.execute(params![topic, message_id(position), until, attempts, now.as_micros()])?;
     }
-    let mut bury = connection.prepare_cached(BURY)?;
+    let mut move_to_dead = connection.prepare_cached(MOVE_TO_DEAD)?;
     for (position, reason) in &settlement.dead {
-        let letter = MessageId::new(now, random_bytes()).to_string();
-        bury.execute(params![topic, ours(position), letter, reason, now.as_micros()])?;
-        // At once, so that a message named twice dies once.
-        delete(connection, topic, ours(position).as_slice())?;
+        let letter_id = MessageId::new(now, random_bytes()).to_string();
+        move_to_dead.execute(params![topic, message_id(position), letter_id, reason, now.as_micros()])?;
+        // Deleted at once, so that a message named twice becomes one dead letter.
+        delete(connection, topic, message_id(position).as_slice())?;
     }
     Ok(())
 }
 
-/// Each once, in order.
+/// Sorts ids and removes duplicates.
 fn sorted(ids: impl Iterator<Item = i64>) -> Vec<i64> {
     let mut ids: Vec<i64> = ids.collect();
     ids.sort_unstable();
@@ -454,7 +460,7 @@ fn sorted(ids: impl Iterator<Item = i64>) -> Vec<i64> {
     ids
 }
 
-/// Deletes rows by runs of consecutive ids, of those that are sorted.
+/// Deletes the rows of sorted ids, one run of consecutive ids per statement.
 fn delete(connection: &Connection, topic: &str, ids: &[i64]) -> rusqlite::Result<usize> {
     let mut statement = connection.prepare_cached(DELETE)?;
     let mut deleted = 0;
@@ -483,17 +489,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_leases_are_remembered_than_the_bound() {
+    fn there_are_no_more_leases_than_the_bound() {
         let directory = tempfile::tempdir().unwrap();
         let engine = Sqlite::open(directory.path()).unwrap();
         let (now, minute) = (Timestamp::from_seconds(1), Duration::from_secs(60));
         for n in 0..LEASES_MAX {
-            assert!(engine.lease(&format!("topic {n}"), now, minute).is_some());
+            assert!(engine.acquire_lease(&format!("topic {n}"), now, minute).is_some());
         }
-        assert!(engine.lease("one more", now, minute).is_none());
-        assert!(engine.lease("topic 0", now, minute).is_none(), "somebody has it");
+        assert!(engine.acquire_lease("one more", now, minute).is_none());
+        assert!(engine.acquire_lease("topic 0", now, minute).is_none(), "the topic is leased");
         let later = now.plus(minute);
-        assert!(engine.lease("one more", later, minute).is_some());
-        assert_eq!(engine.inner.leases.lock().len(), 1, "those that have run out make room");
+        assert!(engine.acquire_lease("one more", later, minute).is_some());
+        assert_eq!(engine.inner.leases.lock().len(), 1, "expired leases make room");
     }
 }

@@ -1,10 +1,10 @@
-//! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
+//! Request in SQLite. Every change runs on the writer thread, so no rows are locked and no two changes conflict.
 
 pub(crate) mod idempotency_journal;
+mod jobs;
+mod maintenance;
 mod sealing;
 pub(crate) mod submit;
-mod upkeep;
-mod work;
 
 use std::time::Duration;
 
@@ -24,22 +24,22 @@ use weir_store::{Batch, Result};
 
 use crate::Sqlite;
 use crate::error::fault;
-use crate::writer::{BatchInTurns, Order};
+use crate::writer::{BatchInTurns, Scheduling};
 
-/// What whoever waits for jobs is woken by. No topic has a space in its name.
+/// The topic that wakes workers. Names of real topics have no space.
 const JOBS: &str = "request jobs";
 
-/// As [`read_request`] reads them.
+/// The columns that [`read_request`] reads.
 const COLUMNS: &str = "
     request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
     failure_code, failure_message, callback_url, created_at, updated_at";
 
-/// The same without what a list does not show, and what may be large.
+/// The same columns, without payload and result: lists do not show them, and they may be large.
 const SUMMARY: &str = "
     request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
     failure_code, failure_message, callback_url, created_at, updated_at";
 
-const LAST_LOOKED_AT: &str = "
+const SCAN_END: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = ?1 AND request_id < ?2
     ORDER BY request_id DESC LIMIT 1 OFFSET ?3";
 
@@ -52,13 +52,14 @@ impl RequestStore for Sqlite {
     ) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
         let mut batch = BatchInTurns::new(batch);
-        let submit = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
-            submit::submit(connection, &mut unflushed.keys, &mut batch, limits, clock.now(), turn)?;
-            Ok(batch.finish())
-        });
+        let submit =
+            self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
+                submit::submit(connection, &mut state.idempotency, &mut batch, limits, clock.now(), turn)?;
+                Ok(batch.finish())
+            });
         let outcomes = submit.await;
         let is_accepted = |outcome: &SubmitOutcome| matches!(outcome, SubmitOutcome::Accepted(_));
-        // Of a batch that failed, the turns before may have left jobs.
+        // A batch that failed in a later turn may have accepted jobs in earlier ones.
         if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
             self.inner.topic_notify.notify(JOBS);
         }
@@ -87,10 +88,10 @@ impl RequestStore for Sqlite {
 
     async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let (room, policy, now) = (room.to_vec(), *policy, self.inner.clock.now());
-        // Looked for by a reader first: a worker that finds nothing does not keep the writer from its work.
+        // A read connection checks first, so that workers that find no job do not load the writer.
         let next = {
             let room = room.clone();
-            self.read(move |connection| work::next(connection, &room)).await?
+            self.read(move |connection| jobs::next(connection, &room)).await?
         };
         match next {
             Some(next) if next <= now => {}
@@ -101,11 +102,12 @@ impl RequestStore for Sqlite {
                 });
             }
         }
-        let mut claim = work::ClaimDue::new(room, policy, now);
-        let claim =
-            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| claim.go_on(connection, turn));
+        let mut claim = jobs::ClaimDueJob::new(room, policy, now);
+        let claim = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+            claim.run_turn(connection, turn)
+        });
         let claimed = claim.await?;
-        self.tell_of(&claimed);
+        self.notify_webhooks(&claimed);
         Ok(claimed)
     }
 
@@ -113,19 +115,19 @@ impl RequestStore for Sqlite {
         let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
         let mut batch = BatchInTurns::<_, ()>::new(ids);
         let mut claimed = ClaimedJobs::default();
-        let claim = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+        let claim = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             while let Some(id) = batch.next(turn) {
-                work::claim_named(connection, id, &policy, now, &mut claimed)?;
+                jobs::claim_named(connection, id, &policy, now, &mut claimed)?;
             }
             Ok(batch.finish().map_break(|_| std::mem::take(&mut claimed)))
         });
         let claimed = claim.await?;
-        self.tell_of(&claimed);
+        self.notify_webhooks(&claimed);
         Ok(claimed)
     }
 
     async fn job_downstreams(&self) -> Result<Vec<String>> {
-        self.read(work::downstreams).await
+        self.read(jobs::downstreams).await
     }
 
     async fn report_batch(
@@ -136,16 +138,16 @@ impl RequestStore for Sqlite {
         let (policy, now) = (*policy, self.inner.clock.now());
         let mut batch = BatchInTurns::new(batch);
         let mut has_webhooks = false;
-        let report = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+        let report = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             while let Some(report) = batch.next(turn) {
-                let (outcome, is_told) = work::report(connection, report, &policy, now)?;
+                let (outcome, needs_webhook) = jobs::report(connection, report, &policy, now)?;
                 batch.outcomes.push(outcome);
-                has_webhooks |= is_told;
+                has_webhooks |= needs_webhook;
             }
             Ok(batch.finish().map_break(|outcomes| (outcomes, has_webhooks)))
         });
         let reported = report.await;
-        // Of a batch that failed, the turns before may have left webhooks.
+        // A batch that failed in a later turn may have enqueued webhooks in earlier ones.
         if reported.as_ref().map_or(true, |(_, has_webhooks)| *has_webhooks) {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
@@ -154,7 +156,7 @@ impl RequestStore for Sqlite {
 
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
         let now = self.inner.clock.now();
-        let call_back = move |connection: &Connection| work::call_back(connection, id, report, now);
+        let call_back = move |connection: &Connection| jobs::call_back(connection, id, report, now);
         let outcome = self.inner.writer.run(call_back).await?;
         if matches!(outcome, CallbackOutcome::Applied(_)) {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
@@ -168,15 +170,15 @@ impl RequestStore for Sqlite {
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         let now = self.inner.clock.now();
-        self.read(move |connection| upkeep::pending(connection, older_than, limit, now)).await
+        self.read(move |connection| maintenance::pending(connection, older_than, limit, now)).await
     }
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
         let (ids, now) = (ids.to_vec(), self.inner.clock.now());
         let mut batch = BatchInTurns::<_, ()>::new(ids);
-        let mark = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+        let mark = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             while let Some(id) = batch.next(turn) {
-                upkeep::mark_enqueued(connection, id, now)?;
+                maintenance::mark_enqueued(connection, id, now)?;
             }
             Ok(batch.finish())
         });
@@ -191,49 +193,59 @@ impl RequestStore for Sqlite {
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadRequest>> {
-        self.read(move |connection| upkeep::list(connection, after, limit, payload_max)).await
+        self.read(move |connection| maintenance::list(connection, after, limit, payload_max)).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {
         let now = self.inner.clock.now();
-        let replayed = self.inner.writer.run(move |connection| upkeep::replay(connection, id, now)).await?;
+        let replayed =
+            self.inner.writer.run(move |connection| maintenance::replay(connection, id, now)).await?;
         self.inner.topic_notify.notify(JOBS);
         Ok(replayed)
     }
 
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
         let now = self.inner.clock.now();
-        let mut replay = upkeep::ReplaySome::new(limit, now);
-        let replay =
-            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| replay.go_on(connection, turn));
+        let mut replay = maintenance::ReplayJob::new(limit, now);
+        let replay = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+            replay.run_turn(connection, turn)
+        });
         let replayed = replay.await?;
         self.inner.topic_notify.notify(JOBS);
         Ok(replayed)
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
-        self.inner.writer.run(move |connection| upkeep::discard(connection, id)).await
+        self.inner.writer.run(move |connection| maintenance::discard(connection, id)).await
     }
 
     async fn count_dead_requests(&self) -> Result<u64> {
-        self.read(upkeep::count).await
+        self.read(maintenance::count).await
     }
 
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
-        let mut purge = upkeep::Purge::new(keep, limit, self.inner.clock.now());
-        self.inner.writer.in_turns(Order::Any, move |connection, _, turn| purge.go_on(connection, turn)).await
+        let mut purge = maintenance::PurgeJob::new(keep, limit, self.inner.clock.now());
+        self.inner
+            .writer
+            .run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+                purge.run_turn(connection, turn)
+            })
+            .await
     }
 
     async fn rollout(&self) -> Result<Option<Rollout>> {
-        self.read(upkeep::rollout).await
+        self.read(maintenance::rollout).await
     }
 
     async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout> {
-        self.inner.writer.run(move |connection| upkeep::change_rollout(connection, change, default)).await
+        self.inner
+            .writer
+            .run(move |connection| maintenance::change_rollout(connection, change, default))
+            .await
     }
 
     async fn audit_requests(&self) -> Result<RequestAudit> {
-        self.read(upkeep::books).await
+        self.read(maintenance::audit).await
     }
 
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
@@ -266,20 +278,20 @@ impl RequestStore for Sqlite {
 }
 
 impl Sqlite {
-    /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
-    fn tell_of(&self, claimed: &ClaimedJobs) {
+    /// Wakes the webhook sender if the claim gave up requests, which may have callbacks.
+    fn notify_webhooks(&self, claimed: &ClaimedJobs) {
         if !claimed.exhausted.is_empty() {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
     }
 }
 
-/// The statements that are put together when they are used, each by its file and a name.
+/// The statements that are composed at run time, each with its file and a name.
 #[cfg(test)]
 pub(crate) fn composed_sql() -> Vec<(&'static str, &'static str, String)> {
     let mut all = vec![("request.rs", "find", find_sql()), ("request.rs", "list", list_sql())];
     all.push(("request.rs", "summary", summary_sql()));
-    all.extend(work::composed_sql().map(|(name, sql)| ("request/work.rs", name, sql)));
+    all.extend(jobs::composed_sql().map(|(name, sql)| ("request/jobs.rs", name, sql)));
     all
 }
 
@@ -316,28 +328,28 @@ fn list(
     before: Option<RequestId>,
     limit: usize,
 ) -> rusqlite::Result<RequestPage> {
-    // No id is greater than this one.
+    // Ids are hexadecimal, so "g" sorts behind all of them.
     let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
-    let last = match status {
-        Some(_) => last_looked_at(connection, tenant, &before)?,
+    let scan_end = match status {
+        Some(_) => find_scan_end(connection, tenant, &before)?,
         None => None,
     };
-    let down_to = last.map(|id| id.to_string()).unwrap_or_default();
+    let down_to = scan_end.map(|id| id.to_string()).unwrap_or_default();
     let mut statement = connection.prepare_cached(&list_sql())?;
     let values = params![tenant.as_str(), before, down_to, status.map(RequestStatus::as_str), limited(limit)];
     let requests: Vec<Request> =
         statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;
-    let next_before = last.filter(|_| requests.len() < limit);
+    let next_before = scan_end.filter(|_| requests.len() < limit);
     Ok(RequestPage { requests, next_before })
 }
 
-/// The last of those that are looked through; none when there are not so many.
-fn last_looked_at(
+/// The last id that a filtered list scans, or `None` if fewer than [`LIST_SCAN_MAX`] requests remain.
+fn find_scan_end(
     connection: &Connection,
     tenant: &TenantId,
     before: &str,
 ) -> rusqlite::Result<Option<RequestId>> {
-    let mut statement = connection.prepare_cached(LAST_LOOKED_AT)?;
+    let mut statement = connection.prepare_cached(SCAN_END)?;
     let values = params![tenant.as_str(), before, limited(LIST_SCAN_MAX - 1)];
     statement.query_row(values, |row| read_id(row, 0)).optional()
 }
@@ -372,7 +384,7 @@ fn read_status(row: &Row<'_>, index: usize) -> rusqlite::Result<RequestStatus> {
     RequestStatus::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
 }
 
-/// A row that only somebody's edit can hold.
+/// The error for a row that Weir cannot have written.
 fn unreadable() -> rusqlite::Error {
-    fault("a request's row holds what no request has")
+    fault("a request in the database has an unknown id or status")
 }

@@ -1,4 +1,4 @@
-//! Sale in SQLite. One writer decides, so nothing is locked: a batch reads the products it is about, decides and saves.
+//! Sale in SQLite. Only the writer thread decides, so no rows are locked: a batch loads its products, decides and saves.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -16,13 +16,13 @@ use weir_store::sale::{
 use weir_store::{Batch, Result};
 
 use crate::error::fault;
-use crate::writer::{BatchInTurns, Order, Turn};
+use crate::writer::{BatchInTurns, Scheduling, WriterTurn};
 use crate::{Sqlite, queue};
 
-/// Purchases that are decided together, the most between two looks at how long that takes.
-const DECIDED_AT_ONCE: usize = 128;
-/// Purchases that are deleted between two such looks.
-const DELETED_AT_ONCE: usize = 128;
+/// Purchases decided between two checks of the turn.
+const BUY_CHUNK: usize = 128;
+/// Purchases deleted between two checks of the turn.
+const DELETE_CHUNK: usize = 128;
 
 const CREATE: &str = "
     INSERT INTO products
@@ -43,14 +43,14 @@ const ENDED: &str = "
 const CHANGE: &str = "
     UPDATE products SET product_name = ?2, initial_stock = ?3, start_time = ?4, end_time = ?5, updated_at = ?6,
         updated_by = 'admin' WHERE id = ?1";
-/// Whoever wants to buy finds that the sale has ended. That it was by time is as near as the table knows.
+/// Ends the sale of a product that is being deleted. The table has no better reason than that its time expired.
 const END: &str =
     "UPDATE products SET state = 'ENDED', end_reason = coalesce(end_reason, 'TIME_EXPIRED') WHERE id = ?1";
-const FORGET_PURCHASES: &str = "
+const DELETE_PURCHASES: &str = "
     DELETE FROM purchases WHERE id IN (SELECT id FROM purchases WHERE product_id = ?1 LIMIT ?2)";
-const UNCOUNT: &str = "UPDATE products SET sold = max(sold - ?2, 0) WHERE id = ?1";
+const SUBTRACT_SOLD: &str = "UPDATE products SET sold = max(sold - ?2, 0) WHERE id = ?1";
 const DELETE: &str = "DELETE FROM products WHERE id = ?1";
-const HAS_ONE: &str = "SELECT 1 FROM purchases WHERE product_id = ?1 AND user_id = ?2";
+const HAS_PURCHASE: &str = "SELECT 1 FROM purchases WHERE product_id = ?1 AND user_id = ?2";
 const INSERT: &str = "
     INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
     VALUES (?1, ?2, ?3, ?4, ?5, 'weir')";
@@ -78,14 +78,14 @@ const ITEMS: &str = "
 const RECORD: &str = "
     INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
     VALUES (?1, ?2, ?3, ?4, ?5, 'weir') ON CONFLICT (product_id, user_id) DO NOTHING";
-/// Never more than there were, so that a fault elsewhere is recorded and shows in the books.
+/// Never counts more than the initial stock: if too many purchases are recorded, the audit shows the difference.
 const COUNT_RECORDED: &str = "
     UPDATE products SET sold = min(sold + ?2, initial_stock),
         end_reason = iif(sold + ?2 >= initial_stock AND state <> 'ENDED', 'SOLD_OUT', end_reason),
         state = iif(sold + ?2 >= initial_stock, 'ENDED', state)
     WHERE id = ?1";
 const EXISTS: &str = "SELECT 1 FROM products WHERE id = ?1";
-const PURCHASES_TOPIC: &str = "
+const PURCHASES: &str = "
     SELECT number, purchased_at, user_id FROM purchases WHERE product_id = ?1 AND user_id > ?2 ORDER BY user_id LIMIT ?3";
 
 #[async_trait]
@@ -93,7 +93,7 @@ impl SaleLedger for Sqlite {
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
         let now = self.inner.clock.now().as_micros();
         let (mut batch, mut recorded) = (BatchInTurns::<_, ()>::new(purchases), 0);
-        let record = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+        let record = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             if !connection.prepare_cached(EXISTS)?.exists([product.0])? {
                 return Ok(ControlFlow::Break(None));
             }
@@ -122,13 +122,13 @@ impl SaleLedger for Sqlite {
         });
         let letters: Vec<DeadLetter> = letters.collect();
         let mut batch = BatchInTurns::<_, ()>::new(letters);
-        let bury = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+        let insert = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             while let Some(letter) = batch.next(turn) {
-                queue::take_in(connection, &letter)?;
+                queue::insert_dead_letter(connection, &letter)?;
             }
             Ok(batch.finish())
         });
-        bury.await.map(drop)
+        insert.await.map(drop)
     }
 
     async fn purchases(
@@ -140,7 +140,7 @@ impl SaleLedger for Sqlite {
         let after = after.map(|user| user.as_str().to_owned()).unwrap_or_default();
         let list = move |connection: &Connection| {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let mut statement = connection.prepare_cached(PURCHASES_TOPIC)?;
+            let mut statement = connection.prepare_cached(PURCHASES)?;
             let purchases = statement.query_map(params![product.0, after, limit], |row| {
                 let buyer = UserId::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
                 Ok(Purchase { product, buyer, receipt: read_receipt(row)? })
@@ -185,23 +185,24 @@ impl SaleStore for Sqlite {
 
     async fn delete_product(&self, sku: &Sku) -> Result<bool> {
         let sku = sku.clone();
-        let delete = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
-            delete(connection, &mut unflushed.deleting, &sku, turn)
-        });
+        let delete =
+            self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
+                delete(connection, &mut state.deleted_products, &sku, turn)
+            });
         delete.await
     }
 
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
-        // Read behind whatever else waits for the writer: a sale that ends meanwhile has ended.
+        // The clock is read when the job runs: a sale that ends while the job waits for the writer has ended.
         let clock = self.clock();
         let mut batch = BatchInTurns::new(batch);
-        let buy = self.inner.writer.in_turns(Order::Arrival, move |connection, unflushed, turn| {
+        let buy = self.inner.writer.run_in_turns(Scheduling::Fifo, move |connection, state, turn| {
             loop {
-                let commands = batch.next_chunk(DECIDED_AT_ONCE, turn);
+                let commands = batch.next_chunk(BUY_CHUNK, turn);
                 if commands.is_empty() {
                     return Ok(batch.finish());
                 }
-                batch.outcomes.extend(buy(connection, &unflushed.deleting, &commands, clock.now())?);
+                batch.outcomes.extend(buy(connection, &state.deleted_products, &commands, clock.now())?);
             }
         });
         buy.await
@@ -223,24 +224,24 @@ impl SaleStore for Sqlite {
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
         let now = self.inner.clock.now();
-        let board = move |connection: &Connection| {
-            let moment = connection.unchecked_transaction()?;
+        let read_products = move |connection: &Connection| {
+            let transaction = connection.unchecked_transaction()?;
             let mut products = Vec::new();
             for (sql, limit) in [(OPEN, SNAPSHOT_OPEN_MAX), (ENDED, SNAPSHOT_ENDED_MAX)] {
                 let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-                let mut statement = moment.prepare_cached(sql)?;
+                let mut statement = transaction.prepare_cached(sql)?;
                 for product in statement.query_map([limit], read)? {
                     products.push(as_of(product?, now));
                 }
             }
             Ok(SaleSnapshot { now, products, is_current: true })
         };
-        self.read(board).await
+        self.read(read_products).await
     }
 
     async fn save_due_states(&self) -> Result<()> {
         let now = self.inner.clock.now();
-        let turn = move |connection: &Connection| {
+        let save_states = move |connection: &Connection| {
             let due: Vec<Product> = {
                 let mut statement = connection.prepare_cached(DUE)?;
                 statement.query_map([now.as_micros()], read)?.collect::<rusqlite::Result<_>>()?
@@ -250,19 +251,19 @@ impl SaleStore for Sqlite {
             }
             Ok(())
         };
-        self.inner.writer.run(turn).await
+        self.inner.writer.run(save_states).await
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {
         let audit = |connection: &Connection| {
-            let moment = connection.unchecked_transaction()?;
+            let transaction = connection.unchecked_transaction()?;
             let (products, sold, persisted) =
-                moment.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            let mut different = moment.prepare(DIFFERENT)?;
+                transaction.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut different = transaction.prepare(DIFFERENT)?;
             let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            let mut items = moment.prepare(ITEMS)?;
+            let mut items = transaction.prepare(ITEMS)?;
             let limit = i64::try_from(AUDIT_ITEMS_MAX).unwrap_or(i64::MAX);
-            let items = items.query_map([limit], read_books)?.collect::<Result<_, _>>()?;
+            let items = items.query_map([limit], read_audit)?.collect::<Result<_, _>>()?;
             Ok(SaleAudit { products, sold, persisted, different, items })
         };
         self.read(audit).await
@@ -293,11 +294,11 @@ fn create(
 fn change(
     connection: &Connection,
     sku: &Sku,
-    wanted: &TermsChange,
+    change: &TermsChange,
     now: Timestamp,
 ) -> rusqlite::Result<ChangeOutcome> {
     let Some(mut product) = find(connection, sku)? else { return Ok(ChangeOutcome::UnknownSku) };
-    if let Err(problem) = product.sale.change(wanted, now) {
+    if let Err(problem) = product.sale.change(change, now) {
         return Ok(ChangeOutcome::Refused(problem));
     }
     let Terms { product_name, initial_stock, start, end } = &product.sale.terms;
@@ -312,33 +313,33 @@ fn change(
     Ok(ChangeOutcome::Changed(product))
 }
 
-/// Deletes for one turn. Whoever wants to buy is told from the first turn on that there is no such product. In the table the
-/// sale ends first, and what is left of it is counted with every turn, so that the books balance
-/// also when the process ends in between.
+/// Deletes a product for one turn. From the first turn on buyers are answered that there is no such product. In the table
+/// its sale ends first, and every turn subtracts the deleted purchases from its count, so that the audit balances even if
+/// the process ends between two turns.
 fn delete(
     connection: &Connection,
-    deleting: &mut HashSet<ProductId>,
+    deleted_products: &mut HashSet<ProductId>,
     sku: &Sku,
-    turn: &Turn,
+    turn: &WriterTurn,
 ) -> rusqlite::Result<ControlFlow<bool>> {
     let Some(Product { id, .. }) = find(connection, sku)? else { return Ok(ControlFlow::Break(false)) };
-    deleting.insert(id);
+    deleted_products.insert(id);
     connection.prepare_cached(END)?.execute([id.0])?;
-    let mut forget = connection.prepare_cached(FORGET_PURCHASES)?;
-    while turn.goes_on() {
-        let gone = forget.execute(params![id.0, DELETED_AT_ONCE])?;
-        if gone < DELETED_AT_ONCE {
-            deleting.remove(&id);
+    let mut delete_purchases = connection.prepare_cached(DELETE_PURCHASES)?;
+    while turn.has_time() {
+        let deleted = delete_purchases.execute(params![id.0, DELETE_CHUNK])?;
+        if deleted < DELETE_CHUNK {
+            deleted_products.remove(&id);
             return Ok(ControlFlow::Break(connection.prepare_cached(DELETE)?.execute([id.0])? > 0));
         }
-        connection.prepare_cached(UNCOUNT)?.execute(params![id.0, gone])?;
+        connection.prepare_cached(SUBTRACT_SOLD)?.execute(params![id.0, deleted])?;
     }
     Ok(ControlFlow::Continue(()))
 }
 
 fn buy(
     connection: &Connection,
-    deleting: &HashSet<ProductId>,
+    deleted_products: &HashSet<ProductId>,
     batch: &[Buy],
     now: Timestamp,
 ) -> rusqlite::Result<Vec<BuyOutcome>> {
@@ -346,15 +347,15 @@ fn buy(
     for Buy { sku, .. } in batch {
         if !products.contains_key(sku.as_str())
             && let Some(product) = find(connection, sku)?
-            && !deleting.contains(&product.id)
+            && !deleted_products.contains(&product.id)
         {
             products.insert(sku.as_str().to_owned(), product);
         }
     }
-    let mut has_one = connection.prepare_cached(HAS_ONE)?;
+    let mut has_purchase = connection.prepare_cached(HAS_PURCHASE)?;
     let BuyPlan { outcomes, purchases, changed } =
         plan_purchases(batch, &mut products, now, |product, buyer| {
-            has_one.exists(params![product.id.0, buyer.as_str()])
+            has_purchase.exists(params![product.id.0, buyer.as_str()])
         })?;
     let mut insert = connection.prepare_cached(INSERT)?;
     for purchase in purchases {
@@ -387,8 +388,9 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Product> {
     let time = |index| row.get(index).map(Timestamp::from_micros);
     let terms = Terms::new(row.get_ref(2)?.as_str()?, row.get(3)?, time(4)?, time(5)?).map_err(fault)?;
     let reason: Option<String> = row.get(7)?;
-    let state = SaleState::parse(row.get_ref(6)?.as_str()?, reason.as_deref())
-        .ok_or_else(|| fault("a product has a state that there is not"))?;
+    let state = row.get_ref(6)?.as_str()?;
+    let state = SaleState::parse(state, reason.as_deref())
+        .ok_or_else(|| fault(format!("unknown product state {state:?} with end reason {reason:?}")))?;
     Ok(Product {
         id: ProductId(row.get(0)?),
         sku: Sku::parse(row.get_ref(1)?.as_str()?).map_err(fault)?,
@@ -401,7 +403,7 @@ fn read_receipt(row: &Row<'_>) -> rusqlite::Result<PurchaseReceipt> {
     Ok(PurchaseReceipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
 }
 
-fn read_books(row: &Row<'_>) -> rusqlite::Result<ProductAudit> {
+fn read_audit(row: &Row<'_>) -> rusqlite::Result<ProductAudit> {
     Ok(ProductAudit {
         sku: row.get(0)?,
         initial_stock: row.get(1)?,

@@ -1,4 +1,4 @@
-//! Slot in SQLite. One writer assigns, so nothing is locked and nothing is passed over.
+//! Slot in SQLite. Only the writer thread assigns, so no window is locked or skipped.
 
 mod assign;
 mod config;
@@ -16,12 +16,12 @@ use weir_queue::due::DUE_LEASE;
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
-use self::assign::Assignment;
-use self::recount::NewVersion;
+use self::assign::AssignJob;
+use self::recount::PutConfigJob;
 pub(crate) use self::recount::{Recounts, remove_unused};
 use crate::Sqlite;
 use crate::error::fault;
-use crate::writer::{Order, Turn, Unflushed};
+use crate::writer::{Scheduling, WriterState, WriterTurn};
 
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
@@ -29,7 +29,7 @@ const FIND: &str = "
 const DELETE: &str = "
     DELETE FROM rate_limit_event_slot WHERE event_id = ?1
     RETURNING event_id, config_name, requested_time, window_start, scheduled_time";
-const GIVE_BACK: &str = "
+const SUBTRACT_SLOT: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = iif(slot_count - 1 < ?3, 'OPEN', 'CLOSED')
     WHERE config_name = ?1 AND generation = ?4 AND window_start = ?2";
@@ -58,10 +58,11 @@ impl SlotStore for Sqlite {
     async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
         loop {
             let recounts = Arc::clone(&self.inner.recounts);
-            let mut version = NewVersion::new(name.clone(), pace, self.inner.clock.now(), recounts);
-            let work =
-                move |connection: &Connection, _: &mut Unflushed, turn: &Turn| version.work(connection, turn);
-            match self.inner.writer.in_turns(Order::Awaited, work).await? {
+            let mut job = PutConfigJob::new(name.clone(), pace, self.inner.clock.now(), recounts);
+            let work = move |connection: &Connection, _: &mut WriterState, turn: &WriterTurn| {
+                job.run_turn(connection, turn)
+            };
+            match self.inner.writer.run_in_turns(Scheduling::Prioritized, work).await? {
                 Some(config) => return Ok(config),
                 None => self.inner.recounts.wait(name).await?,
             }
@@ -88,9 +89,11 @@ impl SlotStore for Sqlite {
 
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let is_dispatching = self.is_dispatching;
-        let mut work = Assignment::new(batch, Arc::clone(&self.inner.recounts), is_dispatching);
-        let assign =
-            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| work.work(connection, turn));
+        let mut job = AssignJob::new(batch, Arc::clone(&self.inner.recounts), is_dispatching);
+        let assign = self
+            .inner
+            .writer
+            .run_in_turns(Scheduling::Interleaved, move |connection, _, turn| job.run_turn(connection, turn));
         let outcomes = assign.await;
         if is_dispatching {
             self.inner.topic_notify.notify(DUE_LEASE);
@@ -141,10 +144,10 @@ impl SlotStore for Sqlite {
 
     async fn audit_slots(&self) -> Result<SlotAudit> {
         let audit = |connection: &Connection| {
-            let moment = connection.unchecked_transaction()?;
+            let transaction = connection.unchecked_transaction()?;
             let (slots, counted, above_maximum) =
-                moment.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            let mut different = moment.prepare(DIFFERENT)?;
+                transaction.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut different = transaction.prepare(DIFFERENT)?;
             let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             Ok(SlotAudit { slots, counted, different, above_maximum })
         };
@@ -159,15 +162,15 @@ fn find(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slo
 fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slot>> {
     let slot = connection.prepare_cached(DELETE)?.query_row([event.as_str()], read_slot).optional()?;
     if let Some(slot) = &slot {
-        let noted = params![slot.scheduled.as_micros(), event.as_str()];
-        connection.prepare_cached(due::FORGET)?.execute(noted)?;
+        let values = params![slot.scheduled.as_micros(), event.as_str()];
+        connection.prepare_cached(due::DELETE)?.execute(values)?;
     }
     if let Some(slot) = &slot
         && let Some(config::Version { config, generation }) = config::latest(connection, &slot.config)?
     {
         let window = config.pace.window_of(slot.scheduled).as_micros();
         let values = params![slot.config.as_str(), window, config.pace.max_per_window(), generation];
-        connection.prepare_cached(GIVE_BACK)?.execute(values)?;
+        connection.prepare_cached(SUBTRACT_SLOT)?.execute(values)?;
     }
     Ok(slot)
 }

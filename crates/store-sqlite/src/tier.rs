@@ -1,4 +1,5 @@
-//! Tier in SQLite: definitions, holds, and what the memory of limits wants to find again. Nobody else changes them.
+//! Tier in SQLite: plans, tiers, policies, holds, and what keys have spent, which the limiter in memory saves and loads. No
+//! other process changes them.
 
 mod hold;
 mod policy;
@@ -18,10 +19,10 @@ use weir_store::tier::{
     TierStore,
 };
 
-pub(crate) use self::spent::Spent;
+pub(crate) use self::spent::SpentJournal;
 use crate::Sqlite;
 use crate::error::fault;
-use crate::writer::{BatchInTurns, Order};
+use crate::writer::{BatchInTurns, Scheduling};
 
 const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = ?1";
 const SUBSCRIBE: &str = "
@@ -32,8 +33,8 @@ const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_lim
 const SET_TIER: &str = "
     INSERT OR REPLACE INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit)
     VALUES (?1, ?2, ?3, ?4)";
-/// Rows that are saved together.
-const SAVED_AT_ONCE: usize = 2_048;
+/// Rows of [`TierStore::save_spent`] saved between two checks of the turn.
+const SAVE_CHUNK: usize = 2_048;
 
 #[async_trait]
 impl TierStore for Sqlite {
@@ -66,7 +67,7 @@ impl TierStore for Sqlite {
     async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
         let user = user.clone();
         let delete = move |connection: &Connection| {
-            connection.prepare_cached(UNSUBSCRIBE)?.execute([user.as_str()]).map(|gone| gone > 0)
+            connection.prepare_cached(UNSUBSCRIBE)?.execute([user.as_str()]).map(|deleted| deleted > 0)
         };
         self.inner.writer.run(delete).await
     }
@@ -100,10 +101,11 @@ impl TierStore for Sqlite {
     }
 
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
-        let mut deletion = policy::Deletion::new(name.clone());
-        let delete = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
-            deletion.work(connection, &mut unflushed.spent, turn)
-        });
+        let mut job = policy::DeleteJob::new(name.clone());
+        let delete =
+            self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
+                job.run_turn(connection, &mut state.spent, turn)
+            });
         delete.await
     }
 
@@ -114,7 +116,7 @@ impl TierStore for Sqlite {
     }
 
     async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<SettledHold>> {
-        // The clock is read when it is this one's turn: whoever comes after one that was late is late too.
+        // The clock is read when the job runs: if one settlement of a hold is too late, so is every one after it.
         let clock = Arc::clone(&self.inner.clock);
         self.inner.writer.run(move |connection| hold::settle(connection, id, cost, clock.now())).await
     }
@@ -123,15 +125,15 @@ impl TierStore for Sqlite {
         let now = self.inner.clock.now();
         let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(keep));
-        let (mut left, mut purged) = (limit, 0);
-        let purge = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
-            while left > 0 && turn.goes_on() {
-                let most = left.min(hold::PURGED_AT_ONCE);
-                let gone = hold::purge(connection, before, most)?;
-                purged += gone as u64;
-                left = if gone < most { 0 } else { left - gone };
+        let (mut remaining, mut purged) = (limit, 0);
+        let purge = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+            while remaining > 0 && turn.has_time() {
+                let chunk = remaining.min(hold::PURGE_CHUNK);
+                let deleted = hold::purge(connection, before, chunk)?;
+                purged += deleted as u64;
+                remaining = if deleted < chunk { 0 } else { remaining - deleted };
             }
-            Ok(if left == 0 { ControlFlow::Break(purged) } else { ControlFlow::Continue(()) })
+            Ok(if remaining == 0 { ControlFlow::Break(purged) } else { ControlFlow::Continue(()) })
         });
         purge.await
     }
@@ -143,22 +145,22 @@ impl TierStore for Sqlite {
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
         let mut batch = BatchInTurns::<_, ()>::new(rows);
-        let save = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+        let save = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
             loop {
-                let rows = batch.next_chunk(SAVED_AT_ONCE, turn);
+                let rows = batch.next_chunk(SAVE_CHUNK, turn);
                 if rows.is_empty() {
                     return Ok(batch.finish());
                 }
-                unflushed.spent.save(connection, rows)?;
+                state.spent.save(connection, rows)?;
             }
         });
         save.await.map(drop)
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
-        let mut target = None;
-        let fold = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
-            unflushed.spent.fold_for_a_turn(connection, &mut target, turn)
+        let mut fold_target = None;
+        let fold = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
+            state.spent.fold_for_one_turn(connection, &mut fold_target, turn)
         });
         fold.await?;
         self.read(move |connection| spent::load(connection, after, limit)).await

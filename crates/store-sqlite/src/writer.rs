@@ -1,17 +1,16 @@
 //! The writer thread: group commit.
 //!
-//! Every write is a job. The thread takes whatever jobs are waiting, runs them in one transaction, commits with one
-//! fsync, and only then answers them. A job that fails takes nobody with it: all but the first stand on savepoints of
-//! their own, and when the first fails there is nothing else to lose.
+//! Every write is a job. The thread runs all waiting jobs in one transaction, commits with one fsync, and only then
+//! answers them. A job that fails does not affect the others: every job but the first runs on its own savepoint, and
+//! when the first fails, the transaction contains nothing else yet.
 //!
-//! No job keeps the writer for long: those that may have much to do are done in turns ([`Writer::in_turns`]), with the jobs
-//! of others between them.
+//! No job keeps the writer for long: a job that may have much to do works in turns ([`Writer::run_in_turns`]), and other
+//! jobs run between them.
 
 mod job;
-mod storage;
+mod state;
 #[cfg(test)]
 mod tests;
-mod unflushed;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,73 +27,73 @@ use tokio::sync::oneshot;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result};
 
-pub(crate) use self::job::{BatchInTurns, Order, Turn};
-use self::job::{Job, Write};
-use self::storage::Storage;
-use self::unflushed::Mark;
-pub(crate) use self::unflushed::Unflushed;
+pub(crate) use self::job::{BatchInTurns, Scheduling, WriterTurn};
+use self::job::{ClosureJob, Job};
+use self::state::Savepoint;
+pub(crate) use self::state::WriterState;
 use crate::ENGINE;
-use crate::error::classify;
-use crate::quota_journal::QuotaJournal;
+use crate::error::{DiskHealth, classify};
+use crate::quota::QuotaRows;
 
-/// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
-pub(crate) const WAITING_MAX: usize = 512;
+/// Jobs that may wait for the writer. Hot operations arrive as one job per batch, so this many mean that the disk is far
+/// too slow for the load.
+pub(crate) const QUEUED_JOBS_MAX: usize = 512;
 /// Jobs in one commit.
 const GROUP_MAX: usize = 128;
-/// With nothing to do for so long the writer is idle.
+/// The writer counts as idle after this long without a job.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
-/// The turn of a job. With the step that is under way when it is over, and a slow disk, that stays below the 50 ms that
-/// nobody may keep the writer for.
+/// Length of a turn. Together with the step that is running when it ends, and on a slow disk, a job stays below the
+/// 50 ms that none may keep the writer for.
 const TURN: Duration = Duration::from_millis(15);
 
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Taken away on drop, which is what tells the thread to finish.
+    /// `None` while dropping: closing the channel stops the thread.
     jobs: Option<mpsc::SyncSender<Box<dyn Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
 }
 
-/// What the thread shares with those who give it jobs.
+/// Shared by the thread and its callers.
 #[derive(Debug)]
-struct Shared {
+struct WriterShared {
     turn_micros: AtomicU64,
-    storage: Storage,
+    disk: DiskHealth,
     metrics: WriterMetrics,
 }
 
-impl Shared {
-    fn begin_turn(&self) -> Turn {
-        Turn::begin(Duration::from_micros(self.turn_micros.load(Ordering::Relaxed)))
+impl WriterShared {
+    fn begin_turn(&self) -> WriterTurn {
+        WriterTurn::begin(Duration::from_micros(self.turn_micros.load(Ordering::Relaxed)))
     }
 }
 
 impl Writer {
     pub(crate) fn start(connection: Connection) -> Result<Self> {
-        let (jobs, waiting) = mpsc::sync_channel(WAITING_MAX);
-        let shared = Arc::new(Shared {
+        let (jobs, waiting) = mpsc::sync_channel(QUEUED_JOBS_MAX);
+        let shared = Arc::new(WriterShared {
             turn_micros: AtomicU64::new(0),
-            storage: Storage::default(),
+            disk: DiskHealth::default(),
             metrics: WriterMetrics::default(),
         });
         let thread = WriterThread {
             connection,
-            unflushed: Unflushed::default(),
-            ordered: VecDeque::new(),
+            state: WriterState::default(),
+            fifo: VecDeque::new(),
             unfinished: VecDeque::new(),
             changes_before: 0,
             shared: Arc::clone(&shared),
         };
         let thread = std::thread::Builder::new()
             .name("weir-sqlite-writer".into())
-            .spawn(move || thread.write_until_closed(&waiting))
+            .spawn(move || thread.run_until_closed(&waiting))
             .map_err(|source| Error::failed(ENGINE, source))?;
         let writer = Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)), shared };
         writer.set_turn(TURN);
         Ok(writer)
     }
 
-    /// How long a job may work before others have their turn. Tests make it short, so that every job has many.
+    /// Sets how long a job may work before others run. Tests make turns short, so that every job takes many.
     pub(crate) fn set_turn(&self, turn: Duration) {
         let micros = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
         self.shared.turn_micros.store(micros, Ordering::Relaxed);
@@ -104,55 +103,62 @@ impl Writer {
         &self.shared.metrics
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
-        &self.shared.storage
+    pub(crate) fn disk(&self) -> &DiskHealth {
+        &self.shared.disk
     }
 
-    /// Runs `work` in the next commit; answers when it is on disk. A caller that goes away changes nothing: the
-    /// work is done all the same. Only for work that is short whatever the tables hold.
+    /// Runs `work` in the next commit; returns when it is on disk. The work is done even if the caller drops this future.
+    /// Only for work that is short whatever the tables contain.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut work = Some(work);
-        self.in_turns(Order::Any, move |connection, _, _| once(&mut work, |work| work(connection))).await
+        self.run_in_turns(Scheduling::Interleaved, move |connection, _, _| {
+            once(&mut work, |work| work(connection))
+        })
+        .await
     }
 
-    /// The same for work on quota rows.
-    pub(crate) async fn count<T: Send + 'static>(
+    /// As [`Writer::run`], for work on quota rows.
+    pub(crate) async fn run_with_quota<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &mut QuotaJournal) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &mut QuotaRows) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut work = Some(work);
-        let apply = move |connection: &Connection, unflushed: &mut Unflushed, _: &Turn| {
-            once(&mut work, |work| work(connection, &mut unflushed.counts))
+        let apply = move |connection: &Connection, state: &mut WriterState, _: &WriterTurn| {
+            once(&mut work, |work| work(connection, &mut state.quota))
         };
-        self.in_turns(Order::Any, apply).await
+        self.run_in_turns(Scheduling::Interleaved, apply).await
     }
 
-    /// Runs `work` again and again until it breaks off with an answer, a turn each time, with the jobs of others between
-    /// the turns. Each turn is committed; an error ends the job and leaves the turns before it as they are.
-    pub(crate) async fn in_turns<T: Send + 'static>(
+    /// Calls `work` once per turn until it breaks with its result; other jobs run between the turns. Each turn is
+    /// committed. An error ends the job, and earlier turns stay committed.
+    pub(crate) async fn run_in_turns<T: Send + 'static>(
         &self,
-        order: Order,
-        work: impl FnMut(&Connection, &mut Unflushed, &Turn) -> rusqlite::Result<ControlFlow<T>> + Send + 'static,
+        scheduling: Scheduling,
+        work: impl FnMut(&Connection, &mut WriterState, &WriterTurn) -> rusqlite::Result<ControlFlow<T>>
+        + Send
+        + 'static,
     ) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
-        let job = Box::new(Write { order, work, value: None, reply });
+        let (caller, answer) = oneshot::channel();
+        let job = Box::new(ClosureJob { scheduling, work, value: None, caller });
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
             Some(Ok(())) => {}
             Some(Err(TrySendError::Full(_))) => {
                 return Err(Error::Overloaded { lane: "sqlite writer" });
             }
             Some(Err(TrySendError::Disconnected(_))) | None => {
-                return Err(Error::failed(ENGINE, "the writer has stopped"));
+                return Err(Error::failed(ENGINE, "the writer thread has stopped; restart weir"));
             }
         }
-        answer.await.unwrap_or_else(|gone| Err(Error::failed(ENGINE, gone)))
+        answer.await.unwrap_or_else(|_closed| {
+            Err(Error::failed(ENGINE, "the writer thread ended before it answered; restart weir"))
+        })
     }
 }
 
-/// Work that has one turn.
+/// Calls `apply` in the first turn, and breaks with its result.
 fn once<F, T>(
     work: &mut Option<F>,
     apply: impl FnOnce(F) -> rusqlite::Result<T>,
@@ -161,55 +167,55 @@ fn once<F, T>(
 }
 
 impl Drop for Writer {
-    /// Waits for the jobs already taken, so that a closed engine can be opened again at once.
+    /// Waits for the jobs already accepted, so that a closed engine can be opened again at once.
     fn drop(&mut self) {
         self.jobs = None;
         let thread = self.thread.lock().take();
-        // The last clone may be dropped by a job on the writer thread itself, which cannot wait for itself.
+        // A job may drop the last clone of the engine on the writer thread, which cannot wait for itself.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }
 }
 
-/// The thread, and the jobs that it has begun or put off.
 struct WriterThread {
     connection: Connection,
-    unflushed: Unflushed,
-    /// Jobs in order of arrival: the first has more turns to come, and the others wait for it.
-    ordered: VecDeque<Box<dyn Job>>,
-    /// Other jobs with more turns to come.
+    state: WriterState,
+    /// [`Scheduling::Fifo`] jobs that were deferred: the first is unfinished, and the others wait for it.
+    fifo: VecDeque<Box<dyn Job>>,
+    /// Other unfinished jobs.
     unfinished: VecDeque<Box<dyn Job>>,
-    /// Rows changed before the transaction under way.
+    /// Rows that this connection had changed before the current transaction.
     changes_before: u64,
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
 }
 
-/// A job that was applied and waits for its commit, and whether it has more turns to come.
-struct Applied {
+/// A job that was applied and waits for its commit.
+struct AppliedJob {
     job: Box<dyn Job>,
     is_unfinished: bool,
 }
 
-/// Whether an ordered job of this group has more turns to come. It has had its turn, and those behind it wait.
-fn has_unfinished_ordered(applied: &[Applied]) -> bool {
-    applied.iter().any(|other| other.is_unfinished && other.job.order() == Order::Arrival)
+/// Whether a FIFO job of this group is unfinished. It has had its turn, and the FIFO jobs behind it must wait.
+fn has_unfinished_fifo(applied: &[AppliedJob]) -> bool {
+    applied.iter().any(|other| other.is_unfinished && other.job.scheduling() == Scheduling::Fifo)
 }
 
 impl WriterThread {
-    fn write_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+    fn run_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
         loop {
-            if self.put_off() > 0 {
-                let first = if self.put_off() < WAITING_MAX { waiting.try_recv().ok() } else { None };
+            if self.deferred_jobs() > 0 {
+                let first =
+                    if self.deferred_jobs() < QUEUED_JOBS_MAX { waiting.try_recv().ok() } else { None };
                 self.write(first, waiting);
                 continue;
             }
             let first = match waiting.recv_timeout(IDLE_AFTER) {
                 Ok(first) => Some(first),
-                Err(RecvTimeoutError::Timeout) => match self.fold_until_called(waiting) {
+                Err(RecvTimeoutError::Timeout) => match self.fold_until_next_job(waiting) {
                     Some(first) => Some(first),
-                    // An engine that holds nothing back waits for as long as it takes.
-                    None if !self.unflushed.is_behind() => waiting.recv().ok(),
+                    // With all journals folded there is nothing to do before the next job.
+                    None if !self.state.has_unfolded_rows() => waiting.recv().ok(),
                     None => continue,
                 },
                 Err(RecvTimeoutError::Disconnected) => None,
@@ -217,17 +223,17 @@ impl WriterThread {
             let Some(first) = first else { break };
             self.write(Some(first), waiting);
         }
-        while self.unflushed.is_due() && self.fold() {}
+        while self.state.is_fold_due() && self.fold() {}
     }
 
-    /// Jobs that were taken and are not done.
-    fn put_off(&self) -> usize {
-        self.ordered.len() + self.unfinished.len()
+    /// The number of received jobs that are unfinished or wait behind an unfinished one.
+    fn deferred_jobs(&self) -> usize {
+        self.fifo.len() + self.unfinished.len()
     }
 
-    /// Brings the tables up to date, a part at a time, until that is done, fails, or there is a job.
-    fn fold_until_called(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
-        while self.unflushed.is_due() && self.fold() {
+    /// Folds journals, a turn at a time, until nothing is due, an attempt fails, or a job arrives.
+    fn fold_until_next_job(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
+        while self.state.is_fold_due() && self.fold() {
             if let Ok(job) = waiting.try_recv() {
                 return Some(job);
             }
@@ -235,88 +241,89 @@ impl WriterThread {
         None
     }
 
-    /// Brings the tables up to date by a part. When that fails, the journals still have everything, and it is tried again.
+    /// Folds journals for one turn. Returns false if that failed; the journals then still have everything, and a later
+    /// attempt repeats it.
     fn fold(&mut self) -> bool {
-        let mut fold = Write {
-            order: Order::Any,
-            work: |connection: &Connection, unflushed: &mut Unflushed, turn: &Turn| {
-                unflushed.fold(connection, turn).map(ControlFlow::Break)
+        let mut fold = ClosureJob {
+            scheduling: Scheduling::Interleaved,
+            work: |connection: &Connection, state: &mut WriterState, turn: &WriterTurn| {
+                state.fold(connection, turn).map(ControlFlow::Break)
             },
             value: None,
-            reply: oneshot::channel().0,
+            caller: oneshot::channel().0,
         };
         let outcome = self.apply_first(&mut fold).and_then(|_| self.commit());
-        self.undo_if_failed(&outcome);
+        self.roll_back_if_failed(&outcome);
         outcome.is_ok()
     }
 
     fn write(&mut self, first: Option<Box<dyn Job>>, waiting: &mpsc::Receiver<Box<dyn Job>>) {
         let mut applied = Vec::new();
         let outcome = self.write_group(first, waiting, &mut applied);
-        self.undo_if_failed(&outcome);
-        for Applied { job, is_unfinished } in applied {
-            match job.order() {
+        self.roll_back_if_failed(&outcome);
+        for AppliedJob { job, is_unfinished } in applied {
+            match job.scheduling() {
                 _ if outcome.is_err() || !is_unfinished => job.answer(outcome.clone()),
-                Order::Arrival => self.ordered.push_front(job),
-                Order::Any => self.unfinished.push_back(job),
-                Order::Awaited => self.put_off_awaited(job),
+                Scheduling::Fifo => self.fifo.push_front(job),
+                Scheduling::Interleaved => self.unfinished.push_back(job),
+                Scheduling::Prioritized => self.defer_prioritized(job),
             }
         }
     }
 
-    /// Puts a job behind the first of the others, so that it has every other turn and they have the rest.
-    fn put_off_awaited(&mut self, job: Box<dyn Job>) {
-        let other = self.unfinished.iter().position(|other| other.order() != Order::Awaited);
-        let place = other.map_or(self.unfinished.len(), |other| other + 1);
-        self.unfinished.insert(place, job);
+    /// Queues a prioritized job behind the first job that is not prioritized, so that the two kinds alternate.
+    fn defer_prioritized(&mut self, job: Box<dyn Job>) {
+        let other = self.unfinished.iter().position(|other| other.scheduling() != Scheduling::Prioritized);
+        let index = other.map_or(self.unfinished.len(), |other| other + 1);
+        self.unfinished.insert(index, job);
     }
 
-    fn undo_if_failed(&mut self, outcome: &Result<()>) {
+    fn roll_back_if_failed(&mut self, outcome: &Result<()>) {
         if outcome.is_err() {
-            self.unflushed.undo_to(Mark::default());
+            self.state.roll_back_to(Savepoint::default());
             if !self.connection.is_autocommit() {
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
     }
 
-    /// Applies `first` and whatever waits behind it, by turns with the ordered jobs that were put off, then a turn of what
-    /// was begun before, and commits. Jobs that failed alone are answered here; the others are left in `applied`, to be
-    /// answered with the outcome of the commit.
+    /// Applies `first` and the jobs waiting behind it, alternating with deferred FIFO jobs, then one turn of an unfinished
+    /// job, and commits. Jobs that fail by themselves are answered here; the others are left in `applied`, to be answered
+    /// with the outcome of the commit.
     fn write_group(
         &mut self,
         first: Option<Box<dyn Job>>,
         waiting: &mpsc::Receiver<Box<dyn Job>>,
-        applied: &mut Vec<Applied>,
+        applied: &mut Vec<AppliedJob>,
     ) -> Result<()> {
-        let group = self.shared.begin_turn();
+        let group_turn = self.shared.begin_turn();
         let mut next = first;
         loop {
-            let ordered = if has_unfinished_ordered(applied) { None } else { self.ordered.pop_front() };
-            if next.is_none() && ordered.is_none() {
+            let deferred = if has_unfinished_fifo(applied) { None } else { self.fifo.pop_front() };
+            if next.is_none() && deferred.is_none() {
                 break;
             }
-            if let Some(job) = ordered
+            if let Some(job) = deferred
                 && let Err(error) = self.apply_in_group(job, applied)
             {
-                // The transaction is gone. The job just received would be dropped unanswered.
+                // The transaction is rolled back. Without this answer the job just received would be dropped unanswered.
                 if let Some(job) = next {
                     job.answer(Err(error.clone()));
                 }
                 return Err(error);
             }
             if let Some(job) = next {
-                let must_wait = !self.ordered.is_empty() || has_unfinished_ordered(applied);
-                if job.order() == Order::Arrival && must_wait {
-                    self.ordered.push_back(job);
+                let must_wait = !self.fifo.is_empty() || has_unfinished_fifo(applied);
+                if job.scheduling() == Scheduling::Fifo && must_wait {
+                    self.fifo.push_back(job);
                 } else {
                     self.apply_in_group(job, applied)?;
                 }
             }
-            if applied.len() >= GROUP_MAX || !group.goes_on() {
+            if applied.len() >= GROUP_MAX || !group_turn.has_time() {
                 break;
             }
-            next = if self.put_off() < WAITING_MAX { waiting.try_recv().ok() } else { None };
+            next = if self.deferred_jobs() < QUEUED_JOBS_MAX { waiting.try_recv().ok() } else { None };
         }
         if let Some(job) = self.unfinished.pop_front() {
             self.apply_in_group(job, applied)?;
@@ -324,24 +331,24 @@ impl WriterThread {
         if applied.is_empty() { Ok(()) } else { self.commit() }
     }
 
-    /// Applies a job to the group under way. An error is one that ends the group.
-    fn apply_in_group(&mut self, mut job: Box<dyn Job>, applied: &mut Vec<Applied>) -> Result<()> {
+    /// Applies a job within the current group. An error ends the whole group.
+    fn apply_in_group(&mut self, mut job: Box<dyn Job>, applied: &mut Vec<AppliedJob>) -> Result<()> {
         let outcome =
-            if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_alone(&mut *job) };
+            if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_on_savepoint(&mut *job) };
         match outcome {
             Ok(progress) => {
-                applied.push(Applied { job, is_unfinished: progress.is_continue() });
+                applied.push(AppliedJob { job, is_unfinished: progress.is_continue() });
                 Ok(())
             }
             Err(error) => {
                 job.answer(Err(error.clone()));
-                // Some errors (a full disk) end the whole transaction: then nobody's work stands.
+                // Some errors (a full disk) roll the whole transaction back, with the work of every job in it.
                 if !applied.is_empty() && self.connection.is_autocommit() { Err(error) } else { Ok(()) }
             }
         }
     }
 
-    /// Begins the transaction with one job; when it fails or panics, the transaction is gone with it.
+    /// Begins the transaction with one job. If the job fails or panics, the transaction is rolled back.
     fn apply_first(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
         self.statement("BEGIN IMMEDIATE")?;
         self.changes_before = self.connection.total_changes();
@@ -352,8 +359,8 @@ impl WriterThread {
         outcome
     }
 
-    /// Runs one job on its own savepoint; when it fails or panics, its part is undone and the group goes on.
-    fn apply_alone(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
+    /// Applies one job on its own savepoint. If it fails or panics, only its own changes are rolled back.
+    fn apply_on_savepoint(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
         self.statement("SAVEPOINT job")?;
         let outcome = self.apply(job);
         if outcome.is_err() && !self.connection.is_autocommit() {
@@ -366,34 +373,34 @@ impl WriterThread {
     }
 
     fn apply(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let turn = self.shared.begin_turn();
-        let Self { connection, unflushed, shared, .. } = self;
-        let mark = unflushed.mark();
-        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, unflushed, &turn))) {
+        let Self { connection, state, shared, .. } = self;
+        let savepoint = state.savepoint();
+        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, state, &turn))) {
             Ok(outcome) => outcome.map_err(classify),
-            Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
+            Err(_panic) => Err(Error::failed(ENGINE, "a write panicked and was rolled back")),
         };
-        shared.metrics.record_turn(begun.elapsed());
+        shared.metrics.record_turn(started.elapsed());
         if let Err(error) = &outcome {
-            shared.storage.failed(error);
-            unflushed.undo_to(mark);
+            shared.disk.record_failure(error);
+            state.roll_back_to(savepoint);
         }
         outcome
     }
 
     fn commit(&mut self) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let outcome = self.statement("COMMIT");
         if outcome.is_ok() {
-            self.unflushed.commit();
+            self.state.commit();
         }
-        self.shared.metrics.commit_seconds.observe(begun.elapsed().as_secs_f64());
+        self.shared.metrics.commit_seconds.observe(started.elapsed().as_secs_f64());
         match &outcome {
-            // A job that only read proves nothing.
+            // A transaction that only read says nothing about writes.
             Ok(()) if self.connection.total_changes() == self.changes_before => {}
-            Ok(()) => self.shared.storage.succeeded(),
-            Err(error) => self.shared.storage.failed(error),
+            Ok(()) => self.shared.disk.record_success(),
+            Err(error) => self.shared.disk.record_failure(error),
         }
         outcome
     }

@@ -1,4 +1,4 @@
-//! What is left of a journal when the transaction that changed it is undone, whole or in part.
+//! Journals whose transaction is rolled back, in whole or in part, and folds under load.
 
 use super::*;
 
@@ -54,11 +54,11 @@ fn append(
     rows: impl IntoIterator<Item = (u16, u8)>,
 ) {
     let mut entries = Vec::new();
-    rows.into_iter().for_each(|(key, value)| journal.add(key, value, &mut entries));
+    rows.into_iter().for_each(|(key, value)| journal.add_row(key, value, &mut entries));
     journal.append(connection, &entries).unwrap();
 }
 
-/// Every key's value, as the journal and the table have it.
+/// Every key's current value: from the journal, else from the table.
 fn values(journal: &Journal<Numbers>, connection: &Connection) -> Vec<Option<u8>> {
     let in_table = |key: u16| {
         let mut find = connection.prepare_cached("SELECT value FROM numbers WHERE key = ?1").unwrap();
@@ -67,7 +67,7 @@ fn values(journal: &Journal<Numbers>, connection: &Connection) -> Vec<Option<u8>
     (0..KEYS).map(|key| journal.get(&key).copied().or_else(|| in_table(key))).collect()
 }
 
-/// What one job may do.
+/// Makes random changes, as one job may.
 fn change(journal: &mut Journal<Numbers>, connection: &Connection, random: &mut fastrand::Rng) {
     for _ in 0..random.usize(0..4) {
         match random.u8(0..4) {
@@ -87,7 +87,7 @@ fn change(journal: &mut Journal<Numbers>, connection: &Connection, random: &mut 
 }
 
 #[test]
-fn what_is_undone_leaves_what_a_journal_read_anew_would_have() {
+fn after_a_rollback_a_journal_equals_one_that_is_loaded_again() {
     for seed in 0..200 {
         let (connection, mut random) = (database(), fastrand::Rng::with_seed(seed));
         let mut journal = loaded(&connection);
@@ -95,11 +95,11 @@ fn what_is_undone_leaves_what_a_journal_read_anew_would_have() {
             connection.execute_batch("BEGIN").unwrap();
             for _job in 0..random.usize(1..5) {
                 connection.execute_batch("SAVEPOINT job").unwrap();
-                let mark = journal.mark();
+                let savepoint = journal.savepoint();
                 change(&mut journal, &connection, &mut random);
                 if random.bool() {
                     connection.execute_batch("ROLLBACK TO job").unwrap();
-                    journal.undo_to(mark);
+                    journal.roll_back_to(savepoint);
                 }
                 connection.execute_batch("RELEASE job").unwrap();
             }
@@ -108,14 +108,14 @@ fn what_is_undone_leaves_what_a_journal_read_anew_would_have() {
                 journal.commit();
             } else {
                 connection.execute_batch("ROLLBACK").unwrap();
-                journal.undo_to(0);
+                journal.roll_back_to(0);
             }
-            assert_eq!(journal.mark(), 0, "nothing is kept of a transaction that is over");
-            let read = loaded(&connection);
-            assert_eq!(values(&journal, &connection), values(&read, &connection), "seed {seed}");
+            assert_eq!(journal.savepoint(), 0, "the undo log is empty between transactions");
+            let reloaded = loaded(&connection);
+            assert_eq!(values(&journal, &connection), values(&reloaded, &connection), "seed {seed}");
         }
         let expected = values(&journal, &connection);
-        while journal.is_behind() {
+        while journal.has_unfolded_rows() {
             journal.fold(&connection, 7).unwrap();
         }
         assert_eq!(values(&journal, &connection), expected, "seed {seed}");
@@ -124,14 +124,14 @@ fn what_is_undone_leaves_what_a_journal_read_anew_would_have() {
 }
 
 #[test]
-fn rows_whose_saving_failed_are_on_their_way_still() {
+fn rows_whose_save_failed_stay_unfolded() {
     let connection = database();
     let mut journal = loaded(&connection);
     append(&mut journal, &connection, (0..20).map(|key| (key, 1)));
     journal.commit();
     connection.execute_batch("ALTER TABLE numbers RENAME TO elsewhere").unwrap();
     assert!(journal.fold(&connection, 5).is_err());
-    journal.undo_to(0);
+    journal.roll_back_to(0);
     assert_eq!(journal.sizes(), (20, 0));
     connection.execute_batch("ALTER TABLE elsewhere RENAME TO numbers").unwrap();
     journal.fold(&connection, 20).unwrap();
@@ -139,22 +139,22 @@ fn rows_whose_saving_failed_are_on_their_way_still() {
 }
 
 #[test]
-fn a_fold_ends_with_what_was_there_at_its_first_turn_however_much_comes_meanwhile() {
+fn a_fold_in_turns_ends_with_the_rows_of_its_first_turn_under_any_load() {
     let connection = database();
     let mut journal = loaded(&connection);
     append(&mut journal, &connection, (0..1_000).map(|key| (key, 1)));
     journal.fold(&connection, 3).unwrap();
     append(&mut journal, &connection, (0..600).map(|key| (key, 2)));
     let (mut target, mut turns) = (None, 0);
-    let turn = || Turn::begin(Duration::ZERO);
-    while journal.fold_for_a_turn(&connection, &mut target, &turn()).unwrap().is_continue() {
+    let turn = || WriterTurn::begin(Duration::ZERO);
+    while journal.fold_for_one_turn(&connection, &mut target, &turn()).unwrap().is_continue() {
         turns += 1;
-        assert!(turns < 20, "it waits for what comes later");
+        assert!(turns < 20, "it must not wait for later rows");
         append(&mut journal, &connection, (0..300).map(|key| (2_000 + key, turns)));
     }
     let in_table = "SELECT count(*) FILTER (WHERE value = 1), count(*) FILTER (WHERE value = 2) FROM numbers WHERE key < 2000";
     let in_table: (i64, i64) =
         connection.query_row(in_table, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     assert_eq!(in_table, (400, 600));
-    assert!(turns > 2 && journal.is_behind(), "some came meanwhile");
+    assert!(turns > 2 && journal.has_unfolded_rows(), "later rows are still unfolded");
 }

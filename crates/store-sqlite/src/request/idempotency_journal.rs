@@ -1,5 +1,5 @@
-//! What keys stand for, as the writer thread knows them. Callers draw keys at random, so the keys of a large batch go through
-//! `idempotency_journal` (see `journal.rs`), in the same commit as its requests.
+//! Idempotency keys and the requests they belong to. Callers choose keys at random, so the keys of a large batch go
+//! through `idempotency_journal` (see `journal.rs`), in the same commit as the requests.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use weir_core::{IdempotencyKey, RequestId, TenantId, Timestamp};
 
 use super::read_id;
 use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
-use crate::multi_insert::Insert;
+use crate::multi_insert::MultiInsert;
 
 const FIND: &str = "
     SELECT request_id, payload_hash, expires_at FROM idempotency_record WHERE tenant_id = ?1 AND idempotency_key = ?2";
-pub(crate) static INSERT: LazyLock<Insert> = LazyLock::new(|| {
+pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)";
-    Insert::new(into, 5)
+    MultiInsert::new(into, 5)
 });
-/// A key that is free again gets a row behind all others, so that rows stay more or less in the order in which they expire.
+/// Replaces an expired key by a row with a new, higher id, so that rows stay roughly in the order in which they expire.
 const REPLACE: &str = "
     INSERT OR REPLACE INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
     VALUES (?1, ?2, ?3, ?4, ?5)";
 
-/// What the writer thread knows of keys that are not in the table.
+/// The journal of `idempotency_record`.
 #[derive(Debug, Default)]
 pub(crate) struct IdempotencyJournal(Journal<IdempotencyRecords>);
 
@@ -72,20 +72,20 @@ pub(crate) struct KeyBatch<'a> {
     journal: &'a mut Journal<IdempotencyRecords>,
     find: CachedStatement<'a>,
     replace: CachedStatement<'a>,
-    /// What the journal is told, unless they are saved in place.
+    /// Entries for the journal, or `None` if the keys are saved in place.
     entries: Option<Vec<u8>>,
     count: usize,
 }
 
 impl IdempotencyJournal {
-    /// Reads the journal, unless it is known, and begins a batch of so many submissions.
+    /// Loads the journal, unless it is loaded, and begins a batch.
     pub(super) fn batch<'a>(
         &'a mut self,
         connection: &'a Connection,
         submissions: usize,
     ) -> rusqlite::Result<KeyBatch<'a>> {
         self.0.load(connection)?;
-        let is_small = submissions <= IN_PLACE_MAX && !self.is_behind();
+        let is_small = submissions <= IN_PLACE_MAX && !self.has_unfolded_rows();
         Ok(KeyBatch {
             find: connection.prepare_cached(FIND)?,
             replace: connection.prepare_cached(REPLACE)?,
@@ -95,34 +95,29 @@ impl IdempotencyJournal {
         })
     }
 
-    /// The transaction under way was committed.
+    /// Forgets how to roll back: the transaction was committed.
     pub(crate) fn commit(&mut self) {
         self.0.commit();
     }
 
-    /// What the transaction under way has changed so far, for [`IdempotencyJournal::undo_to`].
-    pub(crate) fn mark(&self) -> usize {
-        self.0.mark()
+    pub(crate) fn savepoint(&self) -> usize {
+        self.0.savepoint()
     }
 
-    /// Undoes the changes since a mark.
-    pub(crate) fn undo_to(&mut self, mark: usize) {
-        self.0.undo_to(mark);
+    pub(crate) fn roll_back_to(&mut self, savepoint: usize) {
+        self.0.roll_back_to(savepoint);
     }
 
-    /// Whether the table is behind.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.0.is_behind()
+    pub(crate) fn has_unfolded_rows(&self) -> bool {
+        self.0.has_unfolded_rows()
     }
 
-    /// Brings the table up to date by so many keys, in the transaction under way.
-    pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
-        self.0.fold(connection, most)
+    pub(crate) fn fold(&mut self, connection: &Connection, max: usize) -> rusqlite::Result<()> {
+        self.0.fold(connection, max)
     }
 }
 
 impl KeyBatch<'_> {
-    /// What a key stands for.
     pub(super) fn find(
         &mut self,
         tenant: &TenantId,
@@ -144,8 +139,7 @@ impl KeyBatch<'_> {
         self.find.query_row([tenant.as_str(), key.as_str()], read).optional()
     }
 
-    /// Takes note of what a key stands for from now on.
-    pub(super) fn remember(
+    pub(super) fn put(
         &mut self,
         tenant: &TenantId,
         key: &IdempotencyKey,
@@ -156,13 +150,13 @@ impl KeyBatch<'_> {
             None => replace(&mut self.replace, tenant, key, &record),
             Some(entries) => {
                 let tenant_key = TenantKey { tenant: tenant.clone(), key: key.clone() };
-                self.journal.add(tenant_key, record, entries);
+                self.journal.add_row(tenant_key, record, entries);
                 Ok(())
             }
         }
     }
 
-    /// Ends the batch, in the transaction under way.
+    /// Writes the batch to the journal, unless its keys were saved in place.
     pub(super) fn finish(self, connection: &Connection) -> rusqlite::Result<()> {
         let Self { journal, entries, count, .. } = self;
         journal.append(connection, &entries.unwrap_or_default())?;
@@ -170,13 +164,13 @@ impl KeyBatch<'_> {
     }
 }
 
-/// Saves keys in the table.
+/// Saves keys in the table itself.
 fn save(connection: &Connection, keys: &[(TenantKey, IdempotencyRecord)]) -> rusqlite::Result<()> {
     let inserted = INSERT.prepare(connection)?.insert(keys, |(TenantKey { tenant, key }, record), row| {
         with_values(tenant, key, record, |values| row.bind(values))
     });
     match inserted {
-        // A key that was free again, or a journal that was read again: both are rare.
+        // An expired key that is used again, or a journal batch that was folded before a restart: both are rare.
         Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
             let mut statement = connection.prepare_cached(REPLACE)?;
             keys.iter().try_for_each(|(TenantKey { tenant, key }, record)| {
@@ -196,15 +190,15 @@ fn replace(
     with_values(tenant, key, record, |values| statement.execute(values).map(drop))
 }
 
-/// Calls `take` with the values of a row.
+/// Calls `use_values` with the values of a row.
 fn with_values(
     tenant: &TenantId,
     key: &IdempotencyKey,
     record: &IdempotencyRecord,
-    take: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<()>,
+    use_values: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<()> {
     let IdempotencyRecord { fingerprint, request_id, expires } = record;
-    take(params![
+    use_values(params![
         tenant.as_str(),
         key.as_str(),
         fingerprint.as_bytes(),
@@ -229,7 +223,7 @@ mod tests {
         TenantId::parse("t").unwrap()
     }
 
-    /// Not in the order in which they come.
+    /// Keys that do not sort in the order of `n`.
     fn key(n: usize) -> IdempotencyKey {
         IdempotencyKey::parse(format!("k{:06}", n * 7_919 % 1_000_003)).unwrap()
     }
@@ -243,18 +237,18 @@ mod tests {
         IdempotencyRecord::new(Fingerprint::from_bytes([7; 32]), id, Timestamp::from_seconds(9))
     }
 
-    /// One batch of new keys.
-    fn remember(keys: &mut IdempotencyJournal, connection: &Connection, numbers: std::ops::Range<usize>) {
+    /// Puts a batch of new keys.
+    fn put_new(keys: &mut IdempotencyJournal, connection: &Connection, numbers: std::ops::Range<usize>) {
         let mut batch = keys.batch(connection, numbers.len()).unwrap();
         for n in numbers {
             assert_eq!(find(&mut batch, n), None, "{n}");
-            batch.remember(&tenant(), &key(n), record(n)).unwrap();
+            batch.put(&tenant(), &key(n), record(n)).unwrap();
             assert_eq!(find(&mut batch, n), Some(record(n)), "{n}");
         }
         batch.finish(connection).unwrap();
     }
 
-    fn all_are_known(keys: &mut IdempotencyJournal, connection: &Connection, count: usize) {
+    fn expect_all(keys: &mut IdempotencyJournal, connection: &Connection, count: usize) {
         let mut batch = keys.batch(connection, 1).unwrap();
         for n in 0..count {
             assert_eq!(find(&mut batch, n), Some(record(n)), "{n}");
@@ -268,51 +262,54 @@ mod tests {
     #[test]
     fn a_small_batch_is_in_the_table_at_once() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
-        remember(&mut keys, &connection, 0..IN_PLACE_MAX);
-        assert_eq!((rows(&connection, "idempotency_record"), keys.is_behind()), (IN_PLACE_MAX, false));
-        all_are_known(&mut keys, &connection, IN_PLACE_MAX);
+        put_new(&mut keys, &connection, 0..IN_PLACE_MAX);
+        assert_eq!(
+            (rows(&connection, "idempotency_record"), keys.has_unfolded_rows()),
+            (IN_PLACE_MAX, false)
+        );
+        expect_all(&mut keys, &connection, IN_PLACE_MAX);
     }
 
     #[test]
-    fn a_large_batch_is_known_at_once_and_in_the_table_after_a_fold() {
+    fn a_large_batch_is_found_at_once_and_in_the_table_after_a_fold() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
-        remember(&mut keys, &connection, 0..20);
-        // A small batch behind it goes the same way.
-        remember(&mut keys, &connection, 20..22);
+        put_new(&mut keys, &connection, 0..20);
+        // A small batch behind it goes into the journal, too.
+        put_new(&mut keys, &connection, 20..22);
         assert_eq!(
             (rows(&connection, "idempotency_record"), rows(&connection, "idempotency_journal")),
             (0, 2)
         );
-        all_are_known(&mut keys, &connection, 22);
+        expect_all(&mut keys, &connection, 22);
         keys.fold(&connection, 21).unwrap();
         assert_eq!(
             (rows(&connection, "idempotency_record"), rows(&connection, "idempotency_journal")),
             (21, 2)
         );
-        all_are_known(&mut keys, &connection, 22);
+        expect_all(&mut keys, &connection, 22);
         keys.fold(&connection, 1).unwrap();
         assert_eq!(
             (rows(&connection, "idempotency_record"), rows(&connection, "idempotency_journal")),
             (22, 0)
         );
-        assert!(!keys.is_behind());
-        all_are_known(&mut keys, &connection, 22);
+        assert!(!keys.has_unfolded_rows());
+        expect_all(&mut keys, &connection, 22);
     }
 
     #[test]
-    fn what_comes_while_others_are_folded_stays_in_the_journal() {
+    fn keys_that_arrive_during_a_fold_stay_in_the_journal() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
-        remember(&mut keys, &connection, 0..20);
+        put_new(&mut keys, &connection, 0..20);
         keys.fold(&connection, 5).unwrap();
-        remember(&mut keys, &connection, 20..30);
-        // Two for each of the ten.
+        put_new(&mut keys, &connection, 20..30);
+        // Two rows are folded for each of the ten new keys.
         assert_eq!(
             (rows(&connection, "idempotency_record"), rows(&connection, "idempotency_journal")),
             (20, 1)
         );
-        all_are_known(&mut keys, &connection, 30);
+        expect_all(&mut keys, &connection, 30);
         let mut restarted = IdempotencyJournal::default();
-        all_are_known(&mut restarted, &connection, 30);
+        expect_all(&mut restarted, &connection, 30);
     }
 
     #[test]
@@ -323,28 +320,28 @@ mod tests {
         for first in (0..count).step_by(1_024) {
             let mut batch = keys.batch(&connection, 1_024).unwrap();
             for n in first..first + 1_024 {
-                batch.remember(&tenant(), &key(n), record(n)).unwrap();
+                batch.put(&tenant(), &key(n), record(n)).unwrap();
             }
             batch.finish(&connection).unwrap();
         }
         let (pending, folding) = keys.0.sizes();
         assert!(pending < FOLD_AT && rows(&connection, "idempotency_record") >= FOLD_AT);
-        assert!(pending + folding <= FOLD_AT, "no more than can be held");
+        assert!(pending + folding <= FOLD_AT, "unfolded keys stay within the bound");
     }
 
     #[test]
-    fn keys_of_a_batch_that_is_undone_are_free_and_the_others_are_known() {
+    fn keys_of_a_rolled_back_batch_are_free_and_the_others_are_found() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
-        remember(&mut keys, &connection, 0..20);
+        put_new(&mut keys, &connection, 0..20);
         keys.fold(&connection, 5).unwrap();
         keys.commit();
         connection.execute_batch("BEGIN").unwrap();
-        // It folds what is left, too.
-        remember(&mut keys, &connection, 20..40);
+        // This batch also folds the remaining keys.
+        put_new(&mut keys, &connection, 20..40);
         connection.execute_batch("ROLLBACK").unwrap();
-        keys.undo_to(0);
+        keys.roll_back_to(0);
         assert_eq!(keys.0.sizes(), (0, 15));
-        all_are_known(&mut keys, &connection, 20);
+        expect_all(&mut keys, &connection, 20);
         assert_eq!(find(&mut keys.batch(&connection, 1).unwrap(), 20), None);
         keys.fold(&connection, 20).unwrap();
         assert_eq!(
@@ -354,16 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_free_again_stands_for_the_later_request() {
+    fn a_key_that_is_used_again_belongs_to_the_later_request() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
-        remember(&mut keys, &connection, 0..20);
+        put_new(&mut keys, &connection, 0..20);
         keys.fold(&connection, 0).unwrap();
         let mut batch = keys.batch(&connection, 1).unwrap();
-        batch.remember(&tenant(), &key(3), record(100)).unwrap();
+        batch.put(&tenant(), &key(3), record(100)).unwrap();
         assert_eq!(find(&mut batch, 3), Some(record(100)));
         batch.finish(&connection).unwrap();
         for mut keys in [keys, IdempotencyJournal::default()] {
-            while keys.is_behind() {
+            while keys.has_unfolded_rows() {
                 keys.fold(&connection, 6).unwrap();
                 let mut batch = keys.batch(&connection, 1).unwrap();
                 assert_eq!(find(&mut batch, 3), Some(record(100)));
@@ -373,27 +370,27 @@ mod tests {
     }
 
     #[test]
-    fn tenants_do_not_meet_each_others_keys() {
+    fn tenants_do_not_share_keys() {
         let (connection, mut keys) = (database(), IdempotencyJournal::default());
         let tenants = ["a", "b"].map(|name| TenantId::parse(name).unwrap());
         let mut batch = keys.batch(&connection, 20).unwrap();
         for n in 0..10 {
-            batch.remember(&tenants[n % 2], &key(n / 2), record(n)).unwrap();
+            batch.put(&tenants[n % 2], &key(n / 2), record(n)).unwrap();
         }
         batch.finish(&connection).unwrap();
-        for most in [0, 3, 5, 2] {
-            keys.fold(&connection, most).unwrap();
+        for max in [0, 3, 5, 2] {
+            keys.fold(&connection, max).unwrap();
             let mut batch = keys.batch(&connection, 1).unwrap();
             for n in 0..10 {
                 assert_eq!(batch.find(&tenants[n % 2], &key(n / 2)).unwrap(), Some(record(n)));
             }
             assert_eq!(batch.find(&tenant(), &key(0)).unwrap(), None);
         }
-        assert!(!keys.is_behind());
+        assert!(!keys.has_unfolded_rows());
     }
 
     #[test]
-    fn a_cut_off_journal_is_a_fault_and_not_a_free_key() {
+    fn a_truncated_journal_is_an_error_and_not_a_free_key() {
         let connection = database();
         connection.execute("INSERT INTO idempotency_journal (entries) VALUES (x'0100740100')", []).unwrap();
         assert!(IdempotencyJournal::default().batch(&connection, 1).is_err());

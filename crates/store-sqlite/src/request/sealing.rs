@@ -1,4 +1,5 @@
-//! Which keys requests are sealed with, as far as a store can know.
+//! The registry of encryption keys, and searches for requests that are encrypted with one. The keys themselves are not
+//! stored.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::{RequestId, Timestamp};

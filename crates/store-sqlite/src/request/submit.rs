@@ -1,4 +1,4 @@
-//! Taking submissions: chunks of a batch are loaded, decided by their plan, and written.
+//! Submissions: loads a chunk of the batch, lets its plan decide, and saves.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,18 +12,18 @@ use weir_store::request::{
 
 use super::idempotency_journal::{IdempotencyJournal, KeyBatch};
 use super::read_status;
-use crate::multi_insert::{Insert, Inserting};
-use crate::writer::{BatchInTurns, Turn};
+use crate::multi_insert::{MultiInsert, PreparedInsert};
+use crate::writer::{BatchInTurns, WriterTurn};
 
-/// Submissions that are decided and written between two looks at how long that takes.
-const AT_ONCE: usize = 64;
+/// Submissions decided and saved between two checks of the turn.
+const CHUNK_MAX: usize = 64;
 
-const STANDING: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
-pub(crate) static INSERT: LazyLock<Insert> = LazyLock::new(|| {
+const FIND_RECEIPT: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
+pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
          downstream, claimable_at)";
-    Insert::new(into, 11)
+    MultiInsert::new(into, 11)
 });
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
@@ -36,16 +36,16 @@ pub(super) fn submit(
     batch: &mut BatchInTurns<Submit, SubmitOutcome>,
     limits: Option<QuotaLimits>,
     now: Timestamp,
-    turn: &Turn,
+    turn: &WriterTurn,
 ) -> rusqlite::Result<()> {
     if batch.is_done() {
         return Ok(());
     }
     let mut accepted = 0_usize;
-    let mut keys = keys.batch(connection, batch.left())?;
+    let mut keys = keys.batch(connection, batch.remaining())?;
     let mut insert = INSERT.prepare(connection)?;
     loop {
-        let chunk = batch.next_chunk(AT_ONCE, turn);
+        let chunk = batch.next_chunk(CHUNK_MAX, turn);
         if chunk.is_empty() {
             break;
         }
@@ -53,7 +53,7 @@ pub(super) fn submit(
         let mut windows = limits.map(|limits| load_windows(connection, &chunk, limits, now)).transpose()?;
         let plan = plan_submit(&chunk, &mut known, windows.as_mut(), now);
         for NewRequest { submit, record, .. } in &plan.accepted {
-            keys.remember(&submit.tenant, &submit.key, *record)?;
+            keys.put(&submit.tenant, &submit.key, *record)?;
         }
         write(&mut insert, &plan.accepted)?;
         save_windows(connection, &plan.windows)?;
@@ -67,7 +67,7 @@ pub(super) fn submit(
     Ok(())
 }
 
-/// What the keys of these submissions stand for.
+/// Finds the requests that earlier submissions with the same keys created.
 fn known_keys<'a>(
     connection: &Connection,
     keys: &mut KeyBatch<'_>,
@@ -84,7 +84,7 @@ fn known_keys<'a>(
     Ok(known)
 }
 
-/// How a request stands, unless it was purged.
+/// The receipt of a request, or `None` if it was purged.
 fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<SubmitReceipt>> {
     let read = |row: &rusqlite::Row<'_>| {
         Ok(SubmitReceipt {
@@ -93,10 +93,10 @@ fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Opti
             accepted_at: Timestamp::from_micros(row.get(1)?),
         })
     };
-    connection.prepare_cached(STANDING)?.query_row([id.to_string()], read).optional()
+    connection.prepare_cached(FIND_RECEIPT)?.query_row([id.to_string()], read).optional()
 }
 
-/// The windows of the tenants of these submissions.
+/// Loads the rate limit windows of the submissions' tenants.
 fn load_windows<'a>(
     connection: &Connection,
     chunk: &'a [Submit],
@@ -127,7 +127,7 @@ fn save_windows(connection: &Connection, windows: &[(&str, Quota)]) -> rusqlite:
     Ok(())
 }
 
-fn write(insert: &mut Inserting<'_>, accepted: &[NewRequest<'_>]) -> rusqlite::Result<()> {
+fn write(insert: &mut PreparedInsert<'_>, accepted: &[NewRequest<'_>]) -> rusqlite::Result<()> {
     insert.insert(accepted, |NewRequest { submit, progress, .. }, values| {
         values.bind(params![
             submit.id.to_string(),

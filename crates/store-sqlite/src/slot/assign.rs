@@ -1,4 +1,4 @@
-//! Carrying out the plan of a batch. One that is long is planned and written in parts.
+//! The job that assigns a batch. It plans and writes the batch in chunks.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -13,12 +13,12 @@ use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, Window
 use super::config::Version;
 use super::recount::Recounts;
 use super::{config, due, find, status_text};
-use crate::writer::{BatchInTurns, Turn};
+use crate::writer::{BatchInTurns, WriterTurn};
 
 const COUNTER: &str = "
     SELECT slot_count, status FROM rate_limit_window_counter 
     WHERE config_name = ?1 AND generation = ?2 AND window_start = ?3";
-/// The index is named because SQLite prefers the primary key, and with it walks every window that is closed.
+/// The index is named because SQLite prefers the primary key, with which it scans every closed window.
 const NEXT_OPEN: &str = "
     SELECT window_start, slot_count FROM rate_limit_window_counter INDEXED BY rate_limit_window_counter_status
     WHERE config_name = ?1 AND generation = ?2 AND status = 'OPEN' AND window_start > ?3 ORDER BY window_start LIMIT 1";
@@ -34,98 +34,101 @@ const INSERT: &str = "
     INSERT INTO rate_limit_event_slot (event_id, config_name, requested_time, window_start, scheduled_time)
     VALUES (?1, ?2, ?3, ?4, ?5)";
 
-/// Events planned and written together. Between two parts the turn may end.
-const PART: usize = 64;
-/// With one writer nothing is held by others, so the first window with room is always usable.
+/// Events planned and written between two checks of the turn.
+const CHUNK_MAX: usize = 64;
+/// Spare windows to load. With one writer no window is locked by others, so the first one with room is always usable.
 const HEADROOM: u32 = 0;
 
-/// The job that assigns a batch.
-pub(super) struct Assignment {
+pub(super) struct AssignJob {
     batch: BatchInTurns<Assign, AssignOutcome>,
     recounts: Arc<Recounts>,
-    /// Configs whose events are handed back. Once one is, so are those behind it, also when the recount has ended meanwhile:
-    /// the events of a config stay in order.
-    recounting: Vec<ConfigName>,
-    /// Events that were handed back. Another line for one of them is too, whatever its config: the first one decides.
-    handed_back: HashSet<EventId>,
+    /// Configs with a deferred event. Later events of such a config are deferred, too, even if the recount has ended
+    /// meanwhile: the events of a config stay in order.
+    deferred_configs: Vec<ConfigName>,
+    /// Events that were deferred. Another command for such an event is deferred, too, whatever its config: the first
+    /// command decides.
+    deferred_events: HashSet<EventId>,
     is_dispatching: bool,
 }
 
-impl Assignment {
+impl AssignJob {
     pub(super) fn new(batch: Batch<Assign>, recounts: Arc<Recounts>, is_dispatching: bool) -> Self {
         Self {
             batch: BatchInTurns::new(batch),
             recounts,
-            recounting: Vec::new(),
-            handed_back: HashSet::new(),
+            deferred_configs: Vec::new(),
+            deferred_events: HashSet::new(),
             is_dispatching,
         }
     }
 
-    /// Works for one turn.
-    pub(super) fn work(
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        turn: &Turn,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<Vec<AssignOutcome>>> {
         loop {
-            let part = self.batch.next_chunk(PART, turn);
-            if part.is_empty() {
+            let chunk = self.batch.next_chunk(CHUNK_MAX, turn);
+            if chunk.is_empty() {
                 return Ok(self.batch.finish());
             }
-            let outcomes = self.assign(connection, part)?;
+            let outcomes = self.assign(connection, chunk)?;
             self.batch.outcomes.extend(outcomes);
         }
     }
 
-    /// Assigns a part, other than events whose config is being counted anew.
-    fn assign(&mut self, connection: &Connection, part: Vec<Assign>) -> rusqlite::Result<Vec<AssignOutcome>> {
-        let must_wait = part.iter().map(|assign| self.must_wait(connection, assign));
-        let must_wait = must_wait.collect::<rusqlite::Result<Vec<bool>>>()?;
-        if !must_wait.contains(&true) {
-            return assign_part(connection, &part, self.is_dispatching);
+    /// Assigns a chunk, except for events whose config is being recounted.
+    fn assign(
+        &mut self,
+        connection: &Connection,
+        chunk: Vec<Assign>,
+    ) -> rusqlite::Result<Vec<AssignOutcome>> {
+        let is_deferred = chunk.iter().map(|assign| self.must_defer(connection, assign));
+        let is_deferred = is_deferred.collect::<rusqlite::Result<Vec<bool>>>()?;
+        if !is_deferred.contains(&true) {
+            return assign_chunk(connection, &chunk, self.is_dispatching);
         }
-        let now = part.iter().zip(&must_wait).filter(|(_, must_wait)| !**must_wait);
-        let now: Vec<Assign> = now.map(|(assign, _)| assign.clone()).collect();
-        let mut outcomes = assign_part(connection, &now, self.is_dispatching)?.into_iter();
-        let merge = |(assign, must_wait)| match must_wait {
+        let assignable = chunk.iter().zip(&is_deferred).filter(|(_, is_deferred)| !**is_deferred);
+        let assignable: Vec<Assign> = assignable.map(|(assign, _)| assign.clone()).collect();
+        let mut outcomes = assign_chunk(connection, &assignable, self.is_dispatching)?.into_iter();
+        let merge = |(assign, is_deferred)| match is_deferred {
             true => Some(AssignOutcome::Recounting(assign)),
             false => outcomes.next(),
         };
-        Ok(part.into_iter().zip(must_wait).filter_map(merge).collect())
+        Ok(chunk.into_iter().zip(is_deferred).filter_map(merge).collect())
     }
 
-    /// Whether an event is handed back. One that has a slot is not: it keeps that, whatever is counted.
-    fn must_wait(&mut self, connection: &Connection, assign: &Assign) -> rusqlite::Result<bool> {
+    /// Whether an event has to wait for a recount. An event that has a slot keeps it and need not wait.
+    fn must_defer(&mut self, connection: &Connection, assign: &Assign) -> rusqlite::Result<bool> {
         let Assign { event, config, .. } = assign;
-        if !self.handed_back.contains(event) {
+        if !self.deferred_events.contains(event) {
             if !self.is_recounting(config) || find(connection, event)?.is_some() {
                 return Ok(false);
             }
-            self.handed_back.insert(event.clone());
+            self.deferred_events.insert(event.clone());
         }
         Ok(true)
     }
 
     fn is_recounting(&mut self, config: &ConfigName) -> bool {
-        if self.recounting.contains(config) {
+        if self.deferred_configs.contains(config) {
             return true;
         }
         let is_recounting = self.recounts.contains(config);
         if is_recounting {
-            self.recounting.push(config.clone());
+            self.deferred_configs.push(config.clone());
         }
         is_recounting
     }
 }
 
-fn assign_part(
+fn assign_chunk(
     connection: &Connection,
-    part: &[Assign],
+    chunk: &[Assign],
     is_dispatching: bool,
 ) -> rusqlite::Result<Vec<AssignOutcome>> {
     let (mut existing, mut paces, mut generations) = (Vec::new(), HashMap::new(), HashMap::new());
-    for Assign { event, config, .. } in part {
+    for Assign { event, config, .. } in chunk {
         existing.extend(find(connection, event)?);
         if !paces.contains_key(config)
             && let Some(Version { config: active, generation }) = config::active(connection, config)?
@@ -134,7 +137,7 @@ fn assign_part(
             generations.insert(config, generation);
         }
     }
-    let mut plan = AssignPlan::new(part, existing, &paces, HEADROOM);
+    let mut plan = AssignPlan::new(chunk, existing, &paces, HEADROOM);
     while let PlanStep::Load(needs) = plan.place(|| fastrand::u64(..)) {
         for need in needs {
             let Some(generation) = generations.get(need.config) else { continue };
@@ -145,7 +148,7 @@ fn assign_part(
     Ok(plan.outcomes())
 }
 
-/// Reads windows until they have room for as many events as need it.
+/// Loads windows until they have room for all events that need one.
 fn load(
     connection: &Connection,
     plan: &mut AssignPlan<'_>,
@@ -203,7 +206,7 @@ fn save(
     is_dispatching: bool,
 ) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(INSERT)?;
-    let mut note = connection.prepare_cached(due::NOTE)?;
+    let mut insert_due = connection.prepare_cached(due::INSERT)?;
     for Slot { event, config, requested, window_start, scheduled } in plan.slots() {
         insert.execute(params![
             event.as_str(),
@@ -213,7 +216,7 @@ fn save(
             scheduled.as_micros(),
         ])?;
         if is_dispatching {
-            note.execute(params![scheduled.as_micros(), event.as_str()])?;
+            insert_due.execute(params![scheduled.as_micros(), event.as_str()])?;
         }
     }
     let mut save_counter = connection.prepare_cached(SAVE_COUNTER)?;

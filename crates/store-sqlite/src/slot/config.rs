@@ -1,4 +1,4 @@
-//! Versions of configs.
+//! The versions of slot configs.
 
 use std::time::Duration;
 
@@ -23,13 +23,14 @@ const INSERT: &str = "
     INSERT INTO rate_limit_config
         (config_name, version, max_per_window, window_size, window_size_ms, is_active, created_at, generation)
     VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7)";
-/// A version, and which generation of counters is in use with it.
+
+/// A version of a config, and the generation of window counters that it uses.
 pub(super) struct Version {
     pub(super) config: SlotConfig,
     pub(super) generation: i64,
 }
 
-/// Makes the next version the active one.
+/// Inserts the next version and activates it.
 pub(super) fn insert(
     connection: &Connection,
     name: &ConfigName,
@@ -47,7 +48,7 @@ pub(super) fn insert(
     Ok(SlotConfig { name: name.clone(), version, pace, created_at: now })
 }
 
-/// The newest version, in service or not: what counters follow.
+/// The newest version, active or not. Window counters follow it.
 pub(super) fn latest(connection: &Connection, name: &ConfigName) -> rusqlite::Result<Option<Version>> {
     connection.prepare_cached(LATEST)?.query_row([name.as_str()], read).optional()
 }

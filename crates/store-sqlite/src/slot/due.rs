@@ -1,4 +1,4 @@
-//! Slots noted as to be dispatched. One process owns the file, so who holds them is known in memory.
+//! Slots that are to be dispatched at their time. One process owns the file, so the dispatcher's lease is in memory.
 
 use std::time::Duration;
 
@@ -14,22 +14,22 @@ use crate::Sqlite;
 use crate::error::fault;
 use crate::queue::enqueue;
 
-/// Slots looked at in one commit of [`DueStore::record_due`].
+/// Slots scanned in one commit of [`DueStore::record_due`].
 const PAGE: i64 = 1_000;
 
-pub(super) const NOTE: &str = "INSERT INTO rate_limit_event_due (scheduled_time, event_id) VALUES (?1, ?2)";
-pub(super) const FORGET: &str =
+pub(super) const INSERT: &str = "INSERT INTO rate_limit_event_due (scheduled_time, event_id) VALUES (?1, ?2)";
+pub(super) const DELETE: &str =
     "DELETE FROM rate_limit_event_due WHERE scheduled_time = ?1 AND event_id = ?2";
 const PAGE_END: &str = "
     SELECT max(event_id) FROM (
         SELECT event_id FROM rate_limit_event_slot WHERE event_id > ?1 ORDER BY event_id LIMIT ?2)";
-const NOTE_PAGE: &str = "
+const INSERT_PAGE: &str = "
     INSERT INTO rate_limit_event_due (scheduled_time, event_id)
     SELECT scheduled_time, event_id FROM rate_limit_event_slot
     WHERE event_id > ?1 AND event_id <= ?2 AND scheduled_time > ?3
     ON CONFLICT DO NOTHING";
 const FIRST: &str = "SELECT min(scheduled_time) FROM rate_limit_event_due";
-const TAKE: &str = "
+const LIST_DUE: &str = "
     SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
     FROM (SELECT * FROM rate_limit_event_due WHERE scheduled_time <= ?1
           ORDER BY scheduled_time, event_id LIMIT ?2) AS due
@@ -42,18 +42,18 @@ impl DueStore for Sqlite {
     async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
         let after = after.map(|event| event.as_str().to_owned()).unwrap_or_default();
         let now = self.inner.clock.now();
-        self.inner.writer.run(move |connection| note_page(connection, &after, now)).await
+        self.inner.writer.run(move |connection| insert_page(connection, &after, now)).await
     }
 
     async fn claim_due(&self, max: usize, lease: Duration) -> Result<DueSlots> {
         let now = self.inner.clock.now();
-        let Some(lease) = self.lease(DUE_LEASE, now, lease) else { return Ok(DueSlots::default()) };
+        let Some(lease) = self.acquire_lease(DUE_LEASE, now, lease) else { return Ok(DueSlots::default()) };
         let receipt = ClaimReceipt { topic: DUE_LEASE.to_owned(), leases: vec![lease] };
-        let taken = self.read(move |connection| take(connection, max, now)).await;
-        if !matches!(&taken, Ok(due) if !due.is_empty()) {
-            self.give_up(&receipt);
+        let due = self.read(move |connection| list_due(connection, max, now)).await;
+        if !matches!(&due, Ok(due) if !due.is_empty()) {
+            self.release_lease(&receipt);
         }
-        Ok(DueSlots { receipt, ..taken? })
+        Ok(DueSlots { receipt, ..due? })
     }
 
     async fn settle_due(&self, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> Result<bool> {
@@ -68,7 +68,7 @@ impl DueStore for Sqlite {
                 DispatchOutcome::Enqueue(_) => due.slots.len(),
             };
             move |connection: &Connection| {
-                if !engine.holds(&due.receipt, engine.inner.clock.now()) {
+                if !engine.holds_lease(&due.receipt, engine.inner.clock.now()) {
                     return Ok(false);
                 }
                 settle(connection, &due, done, topic.as_deref())?;
@@ -77,7 +77,7 @@ impl DueStore for Sqlite {
         };
         let settled = self.inner.writer.run(settle).await?;
         if settled {
-            self.give_up(&due.receipt);
+            self.release_lease(&due.receipt);
             topic.iter().for_each(|topic| self.inner.topic_notify.notify(topic));
         }
         Ok(settled)
@@ -88,18 +88,18 @@ impl DueStore for Sqlite {
     }
 }
 
-fn note_page(connection: &Connection, after: &str, now: Timestamp) -> rusqlite::Result<Option<EventId>> {
+fn insert_page(connection: &Connection, after: &str, now: Timestamp) -> rusqlite::Result<Option<EventId>> {
     let last: Option<String> =
         connection.prepare_cached(PAGE_END)?.query_row(params![after, PAGE], |row| row.get(0))?;
     let Some(last) = last else { return Ok(None) };
-    connection.prepare_cached(NOTE_PAGE)?.execute(params![after, last, now.as_micros()])?;
+    connection.prepare_cached(INSERT_PAGE)?.execute(params![after, last, now.as_micros()])?;
     EventId::parse(&last).map(Some).map_err(fault)
 }
 
-fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result<DueSlots> {
+fn list_due(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result<DueSlots> {
     let mut due = DueSlots::default();
     let limit = i64::try_from(max).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(TAKE)?;
+    let mut statement = connection.prepare_cached(LIST_DUE)?;
     let mut rows = statement.query(params![now.as_micros(), limit])?;
     while let Some(row) = rows.next()? {
         let scheduled = Timestamp::from_micros(row.get(0)?);
@@ -124,10 +124,10 @@ fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result
 
 fn settle(connection: &Connection, due: &DueSlots, done: usize, topic: Option<&str>) -> rusqlite::Result<()> {
     let slots = &due.slots[..done];
-    let mut forget = connection.prepare_cached(FORGET)?;
+    let mut delete = connection.prepare_cached(DELETE)?;
     let published = slots.iter().map(|slot| (slot.scheduled, &slot.event));
     for (scheduled, event) in published.chain(due.released.iter().map(|(at, event)| (*at, event))) {
-        forget.execute(params![scheduled.as_micros(), event.as_str()])?;
+        delete.execute(params![scheduled.as_micros(), event.as_str()])?;
     }
     match topic {
         Some(topic) => {

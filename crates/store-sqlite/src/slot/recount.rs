@@ -1,9 +1,10 @@
-//! A new version of a config. Where its pace differs from the one before, its counters are made beside those in use, a part
-//! with every turn of the writer, and take their place in one commit with the version: until then readers see the old one.
+//! Creates a new version of a config. If its pace differs from the one before, the window counters are recounted into a new
+//! generation, a part with every turn of the writer. That generation comes into use in the commit that inserts the version;
+//! until then readers see the old version and its counters.
 //!
-//! Meanwhile the slots of that config must not change, so its give-backs and further versions wait ([`Recounts::wait`]), outside of the
-//! writer, and its events are handed back to whoever wants to assign them. After a crash the old version is in service, or the
-//! new one, and the counters of the other are removed when the engine opens.
+//! The slots of a config must not change during its recount. So give-backs and further versions wait outside of the writer
+//! ([`Recounts::wait`]), and its events are returned to the caller unassigned. After a crash either the old or the new
+//! version is active, and the counters of the other generation are removed when the engine opens.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -19,13 +20,13 @@ use weir_store::{Error, Result};
 
 use super::config::{self, Version};
 use super::status_text;
-use crate::writer::{Turn, WAITING_MAX};
+use crate::writer::{QUEUED_JOBS_MAX, WriterTurn};
 
 /// Rows of one step.
 const PAGE: usize = 500;
-/// Calls that may wait for the end of a recount. Then all of them may come to the writer at once, and half of its places are left
-/// to others.
-const WAITERS_MAX: usize = WAITING_MAX / 2;
+/// Calls that may wait for the end of a recount. When it ends, all of them may submit a job to the writer at once; half
+/// of the writer's queue is then left to others.
+const WAITERS_MAX: usize = QUEUED_JOBS_MAX / 2;
 
 const SLOTS: &str = "
     SELECT scheduled_time, event_id FROM rate_limit_event_slot
@@ -40,65 +41,66 @@ const INSERT: &str = "
 const PAGE_END: &str = "
     SELECT window_start FROM rate_limit_window_counter
     WHERE config_name = ?1 AND generation = ?2 ORDER BY window_start LIMIT ?3";
-const REMOVE: &str = "
+const DELETE_PAGE: &str = "
     DELETE FROM rate_limit_window_counter WHERE config_name = ?1 AND generation = ?2 AND window_start <= ?3";
-const NOTE_UNUSED: &str = "INSERT INTO rate_limit_unused_generation (config_name, generation) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
-const FORGET_UNUSED: &str =
+const INSERT_UNUSED: &str = "INSERT INTO rate_limit_unused_generation (config_name, generation) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
+const DELETE_UNUSED: &str =
     "DELETE FROM rate_limit_unused_generation WHERE config_name = ?1 AND generation = ?2";
 const UNUSED: &str = "SELECT config_name, generation FROM rate_limit_unused_generation";
-const REMOVE_ALL: &str = "DELETE FROM rate_limit_window_counter WHERE config_name = ?1 AND generation = ?2";
+const DELETE_GENERATION: &str =
+    "DELETE FROM rate_limit_window_counter WHERE config_name = ?1 AND generation = ?2";
 
-/// Configs whose slots must not change.
+/// The recounts in progress.
 #[derive(Debug)]
 pub(crate) struct Recounts {
-    /// A sender goes with its recount, which is how those who wait hear of its end.
-    names: Mutex<HashMap<ConfigName, watch::Sender<()>>>,
-    places: Semaphore,
+    /// Dropping the sender at the end of a recount wakes the calls that wait for it.
+    in_progress: Mutex<HashMap<ConfigName, watch::Sender<()>>>,
+    waiter_permits: Semaphore,
 }
 
 impl Default for Recounts {
     fn default() -> Self {
-        Self { names: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }
+        Self { in_progress: Mutex::default(), waiter_permits: Semaphore::new(WAITERS_MAX) }
     }
 }
 
 impl Recounts {
-    /// Whether whoever wants to change slots of this config has to wait.
+    /// Whether a config is being recounted, so that its slots must not change.
     pub(super) fn contains(&self, name: &ConfigName) -> bool {
-        self.names.lock().contains_key(name)
+        self.in_progress.lock().contains_key(name)
     }
 
-    /// Waits until a config is not being counted.
+    /// Waits until a config is not being recounted. Fails if too many calls wait.
     pub(super) async fn wait(&self, name: &ConfigName) -> Result<()> {
-        let recount = self.names.lock().get(name).map(watch::Sender::subscribe);
+        let recount = self.in_progress.lock().get(name).map(watch::Sender::subscribe);
         let Some(mut recount) = recount else { return Ok(()) };
         let full = |_| Error::Overloaded { lane: "slot recount" };
-        let _place = self.places.try_acquire().map_err(full)?;
-        // Nothing is sent: this ends when the sender is dropped.
+        let _permit = self.waiter_permits.try_acquire().map_err(full)?;
+        // Nothing is ever sent: this returns when the sender is dropped.
         let _ = recount.changed().await;
         Ok(())
     }
 
-    fn mark(recounts: &Arc<Self>, name: &ConfigName) -> Mark {
-        recounts.names.lock().insert(name.clone(), watch::Sender::new(()));
-        Mark { recounts: Arc::clone(recounts), name: name.clone() }
+    fn begin(recounts: &Arc<Self>, name: &ConfigName) -> RecountGuard {
+        recounts.in_progress.lock().insert(name.clone(), watch::Sender::new(()));
+        RecountGuard { recounts: Arc::clone(recounts), name: name.clone() }
     }
 }
 
-/// Goes with the job that counts, whatever becomes of it.
-struct Mark {
+/// Marks a config as being recounted until it is dropped with its job, whether that finishes or fails.
+struct RecountGuard {
     recounts: Arc<Recounts>,
     name: ConfigName,
 }
 
-impl Drop for Mark {
+impl Drop for RecountGuard {
     fn drop(&mut self) {
-        self.recounts.names.lock().remove(&self.name);
+        self.recounts.in_progress.lock().remove(&self.name);
     }
 }
 
-/// The job that makes a new version.
-pub(super) struct NewVersion {
+/// The job that creates a new version.
+pub(super) struct PutConfigJob {
     name: ConfigName,
     pace: Pace,
     now: Timestamp,
@@ -108,101 +110,102 @@ pub(super) struct NewVersion {
 
 enum Stage {
     Begin,
-    Count(Count),
-    /// The version is there, and the counters of this generation are removed.
-    Remove(SlotConfig, i64),
+    Recount(Recount),
+    /// The version is active, and the counters of this old generation are being removed.
+    RemoveOld(SlotConfig, i64),
 }
 
-impl NewVersion {
+impl PutConfigJob {
     pub(super) fn new(name: ConfigName, pace: Pace, now: Timestamp, recounts: Arc<Recounts>) -> Self {
         Self { name, pace, now, recounts, stage: Stage::Begin }
     }
 
-    /// Works for one turn. None when there is another new version on its way, whose end has to be waited for.
-    pub(super) fn work(
+    /// Works for one turn. Breaks with `None` if another recount of this config is in progress; the caller has to wait
+    /// for that and try again.
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        turn: &Turn,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<Option<SlotConfig>>> {
         if matches!(self.stage, Stage::Begin) && self.recounts.contains(&self.name) {
             return Ok(ControlFlow::Break(None));
         }
-        while turn.goes_on() {
+        while turn.has_time() {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Begin) {
                 Stage::Begin => match self.begin(connection)? {
-                    ControlFlow::Continue(count) => Stage::Count(count),
+                    ControlFlow::Continue(recount) => Stage::Recount(recount),
                     ControlFlow::Break(config) => return Ok(ControlFlow::Break(Some(config))),
                 },
-                Stage::Count(mut count) => {
-                    if count.step(connection)? {
-                        self.take_over(connection, count)?
+                Stage::Recount(mut recount) => {
+                    if recount.step(connection)? {
+                        self.activate(connection, recount)?
                     } else {
-                        Stage::Count(count)
+                        Stage::Recount(recount)
                     }
                 }
-                Stage::Remove(config, unused) => {
+                Stage::RemoveOld(config, unused) => {
                     if remove(connection, &self.name, unused)? {
                         connection
-                            .prepare_cached(FORGET_UNUSED)?
+                            .prepare_cached(DELETE_UNUSED)?
                             .execute(params![self.name.as_str(), unused])?;
                         return Ok(ControlFlow::Break(Some(config)));
                     }
-                    Stage::Remove(config, unused)
+                    Stage::RemoveOld(config, unused)
                 }
             };
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    /// A version whose counters are those there are is made at once.
-    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<SlotConfig, Count>> {
+    /// Starts a recount. If the pace is unchanged, or the version is the first, breaks with the version instead.
+    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<SlotConfig, Recount>> {
         let before = match config::latest(connection, &self.name)? {
             Some(before) if before.config.pace != self.pace => before,
-            same => {
-                let generation = same.map_or(0, |before| before.generation);
+            same_pace => {
+                let generation = same_pace.map_or(0, |before| before.generation);
                 let config = config::insert(connection, &self.name, self.pace, generation, self.now)?;
                 return Ok(ControlFlow::Break(config));
             }
         };
         let generation = before.generation.saturating_add(1);
-        connection.prepare_cached(NOTE_UNUSED)?.execute(params![self.name.as_str(), generation])?;
-        Ok(ControlFlow::Continue(Count {
+        connection.prepare_cached(INSERT_UNUSED)?.execute(params![self.name.as_str(), generation])?;
+        Ok(ControlFlow::Continue(Recount {
             pace: self.pace,
             generation,
             before,
             is_clear: false,
             after: (i64::MIN, String::new()),
             window: None,
-            _mark: Recounts::mark(&self.recounts, &self.name),
+            _guard: Recounts::begin(&self.recounts, &self.name),
         }))
     }
 
-    /// From here on the new version is in service, and whoever waited goes on.
-    fn take_over(&self, connection: &Connection, count: Count) -> rusqlite::Result<Stage> {
-        let (name, unused) = (self.name.as_str(), count.before.generation);
-        let config = config::insert(connection, &self.name, self.pace, count.generation, self.now)?;
-        connection.prepare_cached(FORGET_UNUSED)?.execute(params![name, count.generation])?;
-        connection.prepare_cached(NOTE_UNUSED)?.execute(params![name, unused])?;
-        Ok(Stage::Remove(config, unused))
+    /// Activates the new version with the recounted generation. Waiting calls continue.
+    fn activate(&self, connection: &Connection, recount: Recount) -> rusqlite::Result<Stage> {
+        let (name, unused) = (self.name.as_str(), recount.before.generation);
+        let config = config::insert(connection, &self.name, self.pace, recount.generation, self.now)?;
+        connection.prepare_cached(DELETE_UNUSED)?.execute(params![name, recount.generation])?;
+        connection.prepare_cached(INSERT_UNUSED)?.execute(params![name, unused])?;
+        Ok(Stage::RemoveOld(config, unused))
     }
 }
 
-/// The counters of a new pace, as far as they were made.
-struct Count {
+/// A recount in progress.
+struct Recount {
     pace: Pace,
     generation: i64,
     before: Version,
-    /// Whether what a recount that failed has left of this generation is gone.
+    /// Whether the counters that a failed recount has left in this generation are removed.
     is_clear: bool,
-    /// The last row that was counted: its time, and its event where slots are counted.
+    /// The last row that was counted: its time, and its event if slots are counted.
     after: (i64, String),
-    /// The window that rows are being counted for.
+    /// The window that is being counted, and its count so far.
     window: Option<(Timestamp, u32)>,
-    _mark: Mark,
+    _guard: RecountGuard,
 }
 
-impl Count {
-    /// One page. True when that was the last.
+impl Recount {
+    /// Counts one page. Returns true after the last one.
     fn step(&mut self, connection: &Connection) -> rusqlite::Result<bool> {
         if !self.is_clear {
             self.is_clear = remove(connection, &self.before.config.name, self.generation)?;
@@ -230,7 +233,7 @@ impl Count {
         Ok(is_last)
     }
 
-    /// The next slots, each with the window it is in.
+    /// Reads the next slots. Each counts 1 in its window.
     fn slots(&mut self, connection: &Connection) -> rusqlite::Result<Vec<(Timestamp, u32)>> {
         let mut page = Vec::with_capacity(PAGE);
         let mut statement = connection.prepare_cached(SLOTS)?;
@@ -243,7 +246,7 @@ impl Count {
         Ok(page)
     }
 
-    /// The next counters of the version before, whose windows are the same.
+    /// Reads the next counters of the previous version, which has the same windows.
     fn counters(&mut self, connection: &Connection) -> rusqlite::Result<Vec<(Timestamp, u32)>> {
         let mut page = Vec::with_capacity(PAGE);
         let mut statement = connection.prepare_cached(COUNTERS)?;
@@ -256,7 +259,7 @@ impl Count {
         Ok(page)
     }
 
-    /// Writes a counter, and the one behind a full window unless it is the next to be counted.
+    /// Inserts a counter. Behind a full window it also inserts an empty one, unless `next` is that window.
     fn save(
         &self,
         connection: &Connection,
@@ -271,24 +274,26 @@ impl Count {
         };
         let status = WindowStatus::from_count(count, &self.pace);
         write(start, count, status)?;
-        let behind = self.pace.window_after(start, 1);
-        if status == WindowStatus::Closed && next != Some(behind) {
-            write(behind, 0, WindowStatus::Open)?;
+        let following = self.pace.window_after(start, 1);
+        if status == WindowStatus::Closed && next != Some(following) {
+            write(following, 0, WindowStatus::Open)?;
         }
         Ok(())
     }
 }
 
-/// Removes a page of the counters of a generation. True when none is left.
+/// Removes a page of the counters of a generation. Returns true when none remains.
 fn remove(connection: &Connection, name: &ConfigName, generation: i64) -> rusqlite::Result<bool> {
     let mut statement = connection.prepare_cached(PAGE_END)?;
     let starts = statement.query_map(params![name.as_str(), generation, PAGE], |row| row.get::<_, i64>(0))?;
     let Some(last) = starts.last().transpose()? else { return Ok(true) };
-    let gone = connection.prepare_cached(REMOVE)?.execute(params![name.as_str(), generation, last])?;
-    Ok(gone < PAGE)
+    let removed =
+        connection.prepare_cached(DELETE_PAGE)?.execute(params![name.as_str(), generation, last])?;
+    Ok(removed < PAGE)
 }
 
-/// Removes what a crash has left of generations that are not in use. Nobody waits for the writer yet.
+/// Removes unused generations that a crash has left. Runs when the engine opens, so it may take long: no job waits for the
+/// writer yet.
 pub(crate) fn remove_unused(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     let unused: Vec<(String, i64)> = {
@@ -297,8 +302,8 @@ pub(crate) fn remove_unused(connection: &mut Connection) -> rusqlite::Result<()>
         rows.collect::<rusqlite::Result<_>>()?
     };
     for (name, generation) in unused {
-        transaction.execute(REMOVE_ALL, params![name, generation])?;
-        transaction.execute(FORGET_UNUSED, params![name, generation])?;
+        transaction.execute(DELETE_GENERATION, params![name, generation])?;
+        transaction.execute(DELETE_UNUSED, params![name, generation])?;
     }
     transaction.commit()
 }

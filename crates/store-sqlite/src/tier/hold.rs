@@ -1,4 +1,4 @@
-//! Holds in SQLite.
+//! The rows of tier holds.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::tier::{Hold, HoldSettlement};
@@ -7,8 +7,8 @@ use weir_store::tier::{HoldAudit, NewHold, SettledHold};
 
 use crate::error::fault;
 
-/// Holds that are purged between two looks at how long it takes.
-pub(super) const PURGED_AT_ONCE: usize = 128;
+/// Holds purged between two checks of the turn.
+pub(super) const PURGE_CHUNK: usize = 128;
 
 const PUT: &str = "
     INSERT INTO tier_hold (hold_id, scope, policy, key, cost, taken_at, expires_at)

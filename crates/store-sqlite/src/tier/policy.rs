@@ -1,4 +1,4 @@
-//! Policies in SQLite.
+//! The rows of tier policies.
 
 use std::ops::ControlFlow;
 
@@ -6,13 +6,13 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::PolicyName;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
-use super::Spent;
-use super::spent::DroppedScope;
+use super::SpentJournal;
+use super::spent::DeletedScope;
 use crate::error::fault;
-use crate::writer::Turn;
+use crate::writer::WriterTurn;
 
-/// Keys that are forgotten between two looks at how long it takes.
-const FORGOTTEN_AT_ONCE: usize = 128;
+/// Keys deleted between two checks of the turn.
+const DELETE_CHUNK: usize = 128;
 
 const ALL: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
@@ -31,7 +31,7 @@ const PUT: &str = "
         match_entries = excluded.match_entries, origin = excluded.origin
     WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
 const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1 RETURNING scope";
-const FORGET: &str = "
+const DELETE_SPENT: &str = "
     DELETE FROM tier_spent WHERE scope = ?1 AND key IN (SELECT key FROM tier_spent WHERE scope = ?1 LIMIT ?2)";
 
 pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<Policy>> {
@@ -72,30 +72,29 @@ pub(super) fn put(
     connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
 }
 
-/// The job that deletes a policy. The policy goes first, by itself; from that commit on nobody can be let in by it. What its
-/// keys have spent follows. Numbers of scopes are never used again, so what a crash leaves of it is nobody's, and goes
-/// when it no longer counts.
-pub(super) struct Deletion {
+/// The job that deletes a policy. Its first turn deletes the policy itself, so that nothing is allowed by it from that
+/// commit on; later turns delete what its keys have spent. Scope numbers are never reused, so rows that a crash leaves
+/// belong to no policy, and are removed once they no longer count.
+pub(super) struct DeleteJob {
     name: PolicyName,
     /// The scope of the policy, once its row is deleted.
     scope: Option<u32>,
-    /// From the commit of that on.
-    dropped: Option<DroppedScope>,
+    /// Set once that deletion is committed.
+    deleted_scope: Option<DeletedScope>,
     /// How far the journal has to be folded.
-    target: Option<u64>,
+    fold_target: Option<u64>,
 }
 
-impl Deletion {
+impl DeleteJob {
     pub(super) const fn new(name: PolicyName) -> Self {
-        Self { name, scope: None, dropped: None, target: None }
+        Self { name, scope: None, deleted_scope: None, fold_target: None }
     }
 
-    /// Works for one turn.
-    pub(super) fn work(
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        spent: &mut Spent,
-        turn: &Turn,
+        spent: &mut SpentJournal,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<bool>> {
         let Some(scope) = self.scope else {
             let find = |row: &Row<'_>| row.get(0);
@@ -105,15 +104,15 @@ impl Deletion {
                 if self.scope.is_some() { ControlFlow::Continue(()) } else { ControlFlow::Break(false) };
             return Ok(next);
         };
-        // Only now is the deletion committed. What the journal holds of the policy's keys would come back, so it is folded
-        // first, as far as it was at this point, and nothing is added to it.
-        self.dropped.get_or_insert_with(|| spent.drop_scope(scope));
-        if spent.fold_for_a_turn(connection, &mut self.target, turn)?.is_continue() {
+        // Only now is the deletion committed. Journal rows of the policy's keys would come back later, so they are folded
+        // first, and no further rows of the scope are saved.
+        self.deleted_scope.get_or_insert_with(|| spent.reject_scope(scope));
+        if spent.fold_for_one_turn(connection, &mut self.fold_target, turn)?.is_continue() {
             return Ok(ControlFlow::Continue(()));
         }
-        let mut forget = connection.prepare_cached(FORGET)?;
-        while turn.goes_on() {
-            if forget.execute(params![scope, FORGOTTEN_AT_ONCE])? < FORGOTTEN_AT_ONCE {
+        let mut delete_spent = connection.prepare_cached(DELETE_SPENT)?;
+        while turn.has_time() {
+            if delete_spent.execute(params![scope, DELETE_CHUNK])? < DELETE_CHUNK {
                 return Ok(ControlFlow::Break(true));
             }
         }
@@ -140,7 +139,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
 mod tests {
     use std::time::Duration;
 
-    use weir_core::tier::{FixedWindow, Limit, LimitUsage as SpentOfLimit};
+    use weir_core::tier::{FixedWindow, Limit, LimitUsage};
     use weir_store::tier::{SpentRecord, SpentRow};
 
     use super::*;
@@ -154,81 +153,93 @@ mod tests {
             INSERT INTO tier_policy (name, kind, amount, refill, period_ms, shadow, on_outage, origin)
             SELECT 'policy-' || n, 'token_bucket', 5, 5, 60000, 0, 'local', 'operator' FROM n";
         connection.execute(fill, [POLICIES_MAX]).unwrap();
-        let known = PolicyName::parse("policy-1").unwrap();
-        let spec = connection.query_row(ONE, [known.as_str()], read).unwrap().spec;
+        let existing = PolicyName::parse("policy-1").unwrap();
+        let spec = connection.query_row(ONE, [existing.as_str()], read).unwrap().spec;
         let new = PolicyName::parse("new").unwrap();
         assert!(put(&connection, &new, &spec, Origin::Operator).unwrap().is_none());
-        assert!(put(&connection, &known, &spec, Origin::Operator).unwrap().is_some());
+        assert!(put(&connection, &existing, &spec, Origin::Operator).unwrap().is_some());
     }
 
     fn rows(scope: u32, amount: i64, count: usize) -> Vec<SpentRow> {
         let limit = Limit::FixedWindow(FixedWindow::new(1_000, Duration::from_secs(60)).unwrap());
-        let record = SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0));
+        let record = SpentRecord::of_limit(&limit, LimitUsage(amount, 1, 0));
         let row = |n| SpentRow { scope, key: format!("key-{n:06}"), record, saved_at: None };
         (0..count).map(row).collect()
     }
 
     #[test]
-    fn a_deletion_ends_however_much_is_spent_meanwhile_and_leaves_nothing_of_its_policy() {
+    fn a_deletion_ends_under_load_and_leaves_no_rows_of_its_policy() {
         let mut connection = Connection::open_in_memory().unwrap();
         crate::migrate::run(&mut connection).unwrap();
         let policy = "
             INSERT INTO tier_policy (scope, name, kind, amount, refill, period_ms, shadow, on_outage, origin)
             VALUES (7, 'p', 'token_bucket', 5, 5, 60000, 0, 'local', 'operator')";
         connection.execute(policy, []).unwrap();
-        let mut spent = Spent::default();
+        let mut spent = SpentJournal::default();
         spent.save(&connection, rows(7, 1, 2_000)).unwrap();
-        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
+        let mut deletion = DeleteJob::new(PolicyName::parse("p").unwrap());
         let mut turns: u16 = 0;
-        // Between two turns more keys are spent than one of them folds or deletes.
-        while deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue() {
+        // Between two turns more rows are saved than one turn folds or deletes.
+        while deletion
+            .run_turn(&connection, &mut spent, &WriterTurn::begin(Duration::ZERO))
+            .unwrap()
+            .is_continue()
+        {
             turns += 1;
-            assert!(turns < 100, "it does not end");
+            assert!(turns < 100, "the deletion must end");
             spent.save(&connection, rows(7, i64::from(turns), 1_000)).unwrap();
             spent.save(&connection, rows(8, i64::from(turns), 1_000)).unwrap();
         }
-        while spent.is_behind() {
+        while spent.has_unfolded_rows() {
             spent.fold(&connection, 1_000).unwrap();
         }
-        let left = super::super::spent::load(&connection, None, 10_000).unwrap();
-        assert_eq!(left, rows(8, i64::from(turns), 1_000));
+        let rows_left = super::super::spent::load(&connection, None, 10_000).unwrap();
+        assert_eq!(rows_left, rows(8, i64::from(turns), 1_000));
         assert!(turns > 5);
         drop(deletion);
         spent.save(&connection, rows(7, 1, 1)).unwrap();
         assert_eq!(
             super::super::spent::load(&connection, None, 1).unwrap(),
             rows(7, 1, 1),
-            "nothing is held on to"
+            "saves are accepted again"
         );
     }
 
     #[test]
-    fn what_is_spent_of_a_policy_is_saved_when_its_deletion_fails_at_any_turn() {
+    fn rows_of_a_policy_are_saved_after_its_deletion_failed_in_any_turn() {
         let mut connection = Connection::open_in_memory().unwrap();
         crate::migrate::run(&mut connection).unwrap();
         let policy = "
             INSERT INTO tier_policy (scope, name, kind, amount, refill, period_ms, shadow, on_outage, origin)
             VALUES (7, 'p', 'token_bucket', 5, 5, 60000, 0, 'local', 'operator')";
         connection.execute(policy, []).unwrap();
-        let mut spent = Spent::default();
-        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
-        // The first turn is undone with its group: the policy is still in service.
+        let mut spent = SpentJournal::default();
+        let mut deletion = DeleteJob::new(PolicyName::parse("p").unwrap());
+        // The first turn is rolled back with its group: the policy still exists.
         connection.execute_batch("BEGIN").unwrap();
-        assert!(deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue());
+        assert!(
+            deletion
+                .run_turn(&connection, &mut spent, &WriterTurn::begin(Duration::ZERO))
+                .unwrap()
+                .is_continue()
+        );
         connection.execute_batch("ROLLBACK").unwrap();
         drop(deletion);
         assert_eq!(all(&connection).unwrap().len(), 1);
         spent.save(&connection, rows(7, 1, 1)).unwrap();
         assert_eq!(super::super::spent::load(&connection, None, 10).unwrap(), rows(7, 1, 1));
-        // A later turn is never begun, because the database is locked: the job is dropped.
+        // A later turn never starts, because the database is locked: the job is dropped.
         spent.save(&connection, rows(7, 1, 2_000)).unwrap();
-        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
+        let mut deletion = DeleteJob::new(PolicyName::parse("p").unwrap());
         for _ in 0..2 {
             assert!(
-                deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue()
+                deletion
+                    .run_turn(&connection, &mut spent, &WriterTurn::begin(Duration::ZERO))
+                    .unwrap()
+                    .is_continue()
             );
         }
         drop(deletion);
-        assert_eq!(all(&connection).unwrap(), [], "the policy went first");
+        assert_eq!(all(&connection).unwrap(), [], "the policy itself was deleted in the first turn");
     }
 }

@@ -1,7 +1,7 @@
-//! Jobs: what the writer thread is given to do, and how long each may keep it.
+//! Jobs of the writer thread, and how long each may keep it.
 //!
-//! A job that may be long is done in turns. When its turn is over it commits what it has, lets others have the writer, and
-//! goes on later. It is answered when all of it is on disk.
+//! A job that may be long works in turns. When its turn ends, the writer commits what the job has done, runs other jobs
+//! and continues this one later. The caller is answered when all of the job is on disk.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -11,75 +11,76 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 use weir_store::{Batch, Error, Result};
 
-use super::Unflushed;
+use super::WriterState;
 use crate::ENGINE;
 
-/// How long a job may work before it lets others have the writer.
+/// The time that a job may work before other jobs get the writer.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    ends: Instant,
-    has_begun: Cell<bool>,
+pub(crate) struct WriterTurn {
+    ends_at: Instant,
+    has_started: Cell<bool>,
 }
 
-impl Turn {
+impl WriterTurn {
     pub(crate) fn begin(length: Duration) -> Self {
-        Self { ends: Instant::now() + length, has_begun: Cell::new(false) }
+        Self { ends_at: Instant::now() + length, has_started: Cell::new(false) }
     }
 
-    /// Whether there is time for one more step. The first is always granted, so every turn makes progress.
-    pub(crate) fn goes_on(&self) -> bool {
-        !self.has_begun.replace(true) || Instant::now() < self.ends
+    /// Whether there is time for one more step. The first step is always granted, so every turn makes progress.
+    pub(crate) fn has_time(&self) -> bool {
+        !self.has_started.replace(true) || Instant::now() < self.ends_at
     }
 }
 
-/// Whether jobs may overtake each other.
+/// Which jobs run between the turns of a long job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Others may be done before this one has come to its end.
-    Any,
-    /// The same, for a job that others wait for: every other turn of those that were put off is for such a job.
-    Awaited,
-    /// Jobs of this kind are done one after the other, as they came.
-    Arrival,
+pub(crate) enum Scheduling {
+    /// Any other job may run before this one is finished.
+    Interleaved,
+    /// As `Interleaved`, but with priority among unfinished jobs: every other turn goes to a prioritized job, because
+    /// other calls wait for it.
+    Prioritized,
+    /// Jobs of this kind run one after another in order of arrival; none overtakes an unfinished one.
+    Fifo,
 }
 
-/// A unit of work that is applied, and answered once its group is committed.
+/// A unit of work: applied in a transaction, and answered once that is committed.
 pub(super) trait Job: Send {
-    fn order(&self) -> Order;
-    /// Works for one turn. `Continue` when there is more to do.
+    fn scheduling(&self) -> Scheduling;
+    /// Works for one turn. `Continue` means that there is more to do.
     fn apply(
         &mut self,
         connection: &Connection,
-        unflushed: &mut Unflushed,
-        turn: &Turn,
+        state: &mut WriterState,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<()>>;
     fn answer(self: Box<Self>, committed: Result<()>);
 }
 
-/// A job that is a closure.
-pub(super) struct Write<F, T> {
-    pub(super) order: Order,
+/// A job whose work is a closure.
+pub(super) struct ClosureJob<F, T> {
+    pub(super) scheduling: Scheduling,
     pub(super) work: F,
     pub(super) value: Option<T>,
-    pub(super) reply: oneshot::Sender<Result<T>>,
+    pub(super) caller: oneshot::Sender<Result<T>>,
 }
 
-impl<F, T> Job for Write<F, T>
+impl<F, T> Job for ClosureJob<F, T>
 where
-    F: FnMut(&Connection, &mut Unflushed, &Turn) -> rusqlite::Result<ControlFlow<T>> + Send,
+    F: FnMut(&Connection, &mut WriterState, &WriterTurn) -> rusqlite::Result<ControlFlow<T>> + Send,
     T: Send,
 {
-    fn order(&self) -> Order {
-        self.order
+    fn scheduling(&self) -> Scheduling {
+        self.scheduling
     }
 
     fn apply(
         &mut self,
         connection: &Connection,
-        unflushed: &mut Unflushed,
-        turn: &Turn,
+        state: &mut WriterState,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<()>> {
-        Ok(match (self.work)(connection, unflushed, turn)? {
+        Ok(match (self.work)(connection, state, turn)? {
             ControlFlow::Continue(()) => ControlFlow::Continue(()),
             ControlFlow::Break(value) => {
                 self.value = Some(value);
@@ -89,59 +90,59 @@ where
     }
 
     fn answer(self: Box<Self>, committed: Result<()>) {
-        let Self { work, value, reply, .. } = *self;
-        // Whoever is answered may close the engine, and nothing of it may be left here then.
+        let Self { work, value, caller, .. } = *self;
+        // The answered caller may close the engine, and `work` may hold a clone of it, which would keep the engine open.
         drop(work);
-        let unfinished = || Error::failed(ENGINE, "a job was answered before it was applied");
-        let _ = reply.send(committed.and_then(|()| value.ok_or_else(unfinished)));
+        let unfinished = || Error::failed(ENGINE, "bug in Weir: a write was answered before it was finished");
+        let _ = caller.send(committed.and_then(|()| value.ok_or_else(unfinished)));
     }
 }
 
-/// A batch that is carried out in turns: what is left of it, and what came of the rest.
+/// A batch that is worked off in turns: the remaining commands, and the outcomes of the finished ones.
 #[derive(Debug)]
 pub(crate) struct BatchInTurns<C, O> {
+    /// `None` once its commands have moved to `commands`.
     batch: Option<Batch<C>>,
-    rest: std::vec::IntoIter<C>,
+    commands: std::vec::IntoIter<C>,
     /// In the order of the commands.
     pub(crate) outcomes: Vec<O>,
 }
 
 impl<C, O> BatchInTurns<C, O> {
-    /// The batch is taken when the writer comes to it, with all that waits by then.
+    /// The commands are taken out of `batch` when the job's first turn starts, so that it includes all that arrived by
+    /// then.
     pub(crate) fn new(batch: impl Into<Batch<C>>) -> Self {
-        Self { batch: Some(batch.into()), rest: Vec::new().into_iter(), outcomes: Vec::new() }
+        Self { batch: Some(batch.into()), commands: Vec::new().into_iter(), outcomes: Vec::new() }
     }
 
-    /// The next command, while the turn goes on.
-    pub(crate) fn next(&mut self, turn: &Turn) -> Option<C> {
-        if self.is_done() || !turn.goes_on() {
+    /// The next command, or `None` when the batch is finished or the turn is over.
+    pub(crate) fn next(&mut self, turn: &WriterTurn) -> Option<C> {
+        if self.is_done() || !turn.has_time() {
             return None;
         }
-        self.rest.next()
+        self.commands.next()
     }
 
-    /// The next commands, as many as asked for at most, while the turn goes on.
-    pub(crate) fn next_chunk(&mut self, most: usize, turn: &Turn) -> Vec<C> {
-        if self.is_done() || !turn.goes_on() {
+    /// At most `max` next commands; none when the batch is finished or the turn is over.
+    pub(crate) fn next_chunk(&mut self, max: usize, turn: &WriterTurn) -> Vec<C> {
+        if self.is_done() || !turn.has_time() {
             return Vec::new();
         }
-        self.rest.by_ref().take(most).collect()
+        self.commands.by_ref().take(max).collect()
     }
 
-    /// How many commands are left.
-    pub(crate) fn left(&mut self) -> usize {
+    pub(crate) fn remaining(&mut self) -> usize {
         if let Some(batch) = self.batch.take() {
-            self.rest = batch.take().into_iter();
+            self.commands = batch.take().into_iter();
         }
-        self.rest.len()
+        self.commands.len()
     }
 
-    /// Whether no command is left.
     pub(crate) fn is_done(&mut self) -> bool {
-        self.left() == 0
+        self.remaining() == 0
     }
 
-    /// All outcomes once every command is done.
+    /// Breaks with all outcomes once every command is done.
     pub(crate) fn finish(&mut self) -> ControlFlow<Vec<O>> {
         if self.is_done() {
             ControlFlow::Break(std::mem::take(&mut self.outcomes))

@@ -1,4 +1,4 @@
-//! Groups, turns, and what becomes of jobs that fail.
+//! Groups of jobs, turns, and failed jobs.
 
 use weir_core::UserId;
 
@@ -20,7 +20,7 @@ async fn rows(writer: &Writer) -> i64 {
 }
 
 #[tokio::test]
-async fn a_job_that_fails_takes_nobody_with_it() {
+async fn a_failed_job_does_not_affect_the_others() {
     let writer = writer();
     let (a, twice, b) = tokio::join!(
         insert(&writer, 1),
@@ -36,7 +36,7 @@ async fn a_job_that_fails_takes_nobody_with_it() {
 }
 
 #[tokio::test]
-async fn a_first_job_that_fails_takes_nobody_with_it_either() {
+async fn a_failed_first_job_does_not_affect_the_others() {
     let writer = writer();
     assert!(insert(&writer, 1).await.is_ok());
     let (again, other) = tokio::join!(insert(&writer, 1), insert(&writer, 2));
@@ -45,7 +45,7 @@ async fn a_first_job_that_fails_takes_nobody_with_it_either() {
 }
 
 #[tokio::test]
-async fn a_job_that_panics_leaves_the_writer_standing() {
+async fn a_job_that_panics_does_not_stop_the_writer() {
     let writer = writer();
     let panicked: Result<()> = writer
         .run(|c| {
@@ -59,12 +59,12 @@ async fn a_job_that_panics_leaves_the_writer_standing() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_still_gets_its_work_done() {
+async fn the_work_of_a_dropped_caller_is_done() {
     let writer = writer();
     {
         let call = insert(&writer, 1);
         tokio::pin!(call);
-        // Polled once, the job is with the writer; then the caller is gone.
+        // The first poll submits the job; then the future is dropped.
         let _ = futures_poll_once(call.as_mut()).await;
     }
     assert_eq!(rows(&writer).await, 1);
@@ -78,20 +78,20 @@ async fn others_have_the_writer_between_the_turns_of_a_long_job() {
         connection.query_row("SELECT count(*) FROM t WHERE n < 0", [], |row| row.get(0))
     };
     let mut n = 0;
-    let (begun, mut has_begun) = (std::sync::Arc::new(tokio::sync::Notify::new()), 0);
-    let told = std::sync::Arc::clone(&begun);
-    // It goes on until somebody else has had the writer.
-    let long = writer.in_turns(Order::Any, move |connection, _, turn| {
-        assert!(turn.goes_on());
-        told.notify_one();
+    let (started, mut turns) = (std::sync::Arc::new(tokio::sync::Notify::new()), 0);
+    let notify = std::sync::Arc::clone(&started);
+    // It continues until another job has run.
+    let long = writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
+        assert!(turn.has_time());
+        notify.notify_one();
         n -= 1;
         connection.execute("INSERT INTO t VALUES (?1)", [n])?;
         let is_other_done = connection.prepare("SELECT 1 FROM t WHERE n = 100")?.exists([])?;
-        has_begun += 1;
-        Ok(if is_other_done { ControlFlow::Break(has_begun) } else { ControlFlow::Continue(()) })
+        turns += 1;
+        Ok(if is_other_done { ControlFlow::Break(turns) } else { ControlFlow::Continue(()) })
     });
     let other = async {
-        begun.notified().await;
+        started.notified().await;
         insert(&writer, 100).await
     };
     let (turns, other) = tokio::join!(long, other);
@@ -100,12 +100,12 @@ async fn others_have_the_writer_between_the_turns_of_a_long_job() {
 }
 
 #[tokio::test]
-async fn jobs_in_order_of_arrival_do_not_overtake_a_long_one() {
+async fn fifo_jobs_do_not_overtake_a_long_one() {
     let writer = writer();
     writer.set_turn(Duration::ZERO);
     let insert_all = |numbers: std::ops::Range<i64>| {
         let mut numbers = numbers.into_iter();
-        writer.in_turns(Order::Arrival, move |connection, _, _| {
+        writer.run_in_turns(Scheduling::Fifo, move |connection, _, _| {
             let Some(n) = numbers.next() else { return Ok(ControlFlow::Break(())) };
             connection.execute("INSERT INTO t VALUES (?1 + 100 * (SELECT count(*) FROM t))", [n])?;
             Ok(ControlFlow::Continue(()))
@@ -129,10 +129,10 @@ async fn a_job_that_others_wait_for_has_every_other_turn() {
     assert!(futures_poll_once(block.as_mut()).await.is_none());
     writer.set_turn(Duration::ZERO);
     let mut jobs = Vec::new();
-    let others = (0..4).map(|_| (Order::Any, "other"));
-    for (order, name) in others.chain([(Order::Awaited, "awaited")]) {
+    let others = (0..4).map(|_| (Scheduling::Interleaved, "other"));
+    for (order, name) in others.chain([(Scheduling::Prioritized, "prioritized")]) {
         let (turns, mut left) = (std::sync::Arc::clone(&turns), 8);
-        let mut job = Box::pin(writer.in_turns(order, move |_, _, _| {
+        let mut job = Box::pin(writer.run_in_turns(order, move |_, _, _| {
             left -= 1;
             turns.lock().push(name);
             Ok(if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
@@ -146,11 +146,12 @@ async fn a_job_that_others_wait_for_has_every_other_turn() {
         job.await.unwrap();
     }
     let turns = turns.lock();
-    let places = turns.iter().enumerate().filter(|(_, name)| **name == "awaited").map(|(place, _)| place);
-    let places: Vec<usize> = places.collect();
-    // In the group that it came with, one of the others had a turn, too.
-    assert!(places.windows(2).skip(1).all(|places| places[1] - places[0] == 2), "{turns:?}");
-    assert_eq!((places.len(), turns.len()), (8, 40));
+    let indexes =
+        turns.iter().enumerate().filter(|(_, name)| **name == "prioritized").map(|(index, _)| index);
+    let indexes: Vec<usize> = indexes.collect();
+    // In the group of its first turn another unfinished job had a turn, too.
+    assert!(indexes.windows(2).skip(1).all(|indexes| indexes[1] - indexes[0] == 2), "{turns:?}");
+    assert_eq!((indexes.len(), turns.len()), (8, 40));
 }
 
 #[tokio::test]
@@ -171,7 +172,7 @@ async fn jobs_that_waited_for_a_long_one_share_a_commit() {
     writer.set_turn(Duration::from_secs(600));
     let (release, released) = mpsc::channel::<()>();
     let mut turns = 0;
-    let mut long = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+    let mut long = Box::pin(writer.run_in_turns(Scheduling::Fifo, move |connection, _, _| {
         turns += 1;
         connection.execute("INSERT INTO t VALUES (?1)", [-turns])?;
         if turns == 1 {
@@ -182,7 +183,7 @@ async fn jobs_that_waited_for_a_long_one_share_a_commit() {
     assert!(futures_poll_once(long.as_mut()).await.is_none());
     let mut jobs = Vec::new();
     for n in 0..JOBS {
-        let mut job = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+        let mut job = Box::pin(writer.run_in_turns(Scheduling::Fifo, move |connection, _, _| {
             connection.execute("INSERT INTO t VALUES (?1)", [n]).map(ControlFlow::Break)
         }));
         assert!(futures_poll_once(job.as_mut()).await.is_none());
@@ -198,30 +199,30 @@ async fn jobs_that_waited_for_a_long_one_share_a_commit() {
 }
 
 #[tokio::test]
-async fn a_job_that_came_when_another_ended_the_transaction_hears_why() {
+async fn a_job_received_when_the_transaction_ends_is_answered_with_the_cause() {
     let writer = writer();
     writer.set_turn(Duration::from_secs(600));
     let (release, released) = mpsc::channel::<()>();
-    let (begin, begun) = mpsc::channel::<()>();
+    let (start, started) = mpsc::channel::<()>();
     let mut turns = 0;
-    let mut long = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+    let mut long = Box::pin(writer.run_in_turns(Scheduling::Fifo, move |connection, _, _| {
         turns += 1;
         connection.execute("INSERT INTO t VALUES (?1)", [-turns])?;
-        begin.send(()).unwrap();
+        start.send(()).unwrap();
         released.recv().unwrap();
         Ok(if turns == 1 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
     }));
     assert!(futures_poll_once(long.as_mut()).await.is_none());
-    begun.recv().unwrap();
-    // Behind the long job, in order, and like a full disk: the transaction of the whole group is gone.
-    let mut ends = Box::pin(writer.in_turns(Order::Arrival, |connection, _, _| {
+    started.recv().unwrap();
+    // A FIFO job behind the long one. Like a full disk, it rolls back the transaction of the whole group.
+    let mut ends = Box::pin(writer.run_in_turns(Scheduling::Fifo, |connection, _, _| {
         connection.execute_batch("ROLLBACK")?;
         connection.execute("INSERT INTO missing VALUES (1)", []).map(ControlFlow::Break)
     }));
     assert!(futures_poll_once(ends.as_mut()).await.is_none());
     release.send(()).unwrap();
-    begun.recv().unwrap();
-    // Received after the second turn of the long job, when the other is next in order.
+    started.recv().unwrap();
+    // Received after the second turn of the long job, when the other FIFO job is next.
     let mut late = Box::pin(insert(&writer, 1));
     assert!(futures_poll_once(late.as_mut()).await.is_none());
     release.send(()).unwrap();
@@ -230,9 +231,9 @@ async fn a_job_that_came_when_another_ended_the_transaction_hears_why() {
     assert!(error.contains("missing"), "{error}");
 }
 
-/// One more for each of so many users.
+/// Adds one to the counts of the first users.
 async fn count_users(writer: &Writer, users: usize) -> Result<()> {
-    let count = move |connection: &Connection, counts: &mut QuotaJournal| {
+    let count = move |connection: &Connection, counts: &mut QuotaRows| {
         counts.refresh(connection)?;
         let users: Vec<_> = (0..users).map(|n| UserId::parse(format!("user-{n}")).unwrap()).collect();
         let mut changed = Vec::new();
@@ -243,15 +244,15 @@ async fn count_users(writer: &Writer, users: usize) -> Result<()> {
         }
         counts.save(connection, &changed)
     };
-    writer.count(count).await
+    writer.run_with_quota(count).await
 }
 
 async fn counted(writer: &Writer, user: &'static str) -> u32 {
-    let find = move |connection: &Connection, counts: &mut QuotaJournal| {
+    let find = move |connection: &Connection, counts: &mut QuotaRows| {
         counts.refresh(connection)?;
         counts.find(connection, &UserId::parse(user).unwrap())
     };
-    writer.count(find).await.unwrap().unwrap().current_count
+    writer.run_with_quota(find).await.unwrap().unwrap().current_count
 }
 
 async fn add_users(writer: &Writer) {
@@ -263,29 +264,29 @@ async fn add_users(writer: &Writer) {
 }
 
 #[tokio::test]
-async fn journals_are_not_read_again_when_a_job_fails() {
+async fn journals_are_not_loaded_again_when_a_job_fails() {
     let writer = writer();
     add_users(&writer).await;
-    let (_, spoiled, failed, _) = tokio::join!(
+    let (_, truncated, failed, _) = tokio::join!(
         count_users(&writer, 40),
-        // Whoever reads it now finds a row that is cut off.
+        // Reading the journal again would now fail with a truncated batch.
         writer.run(|c| c.execute("UPDATE quota_journal SET entries = x'0500616c'", [])),
         writer.run(|c| c.execute("INSERT INTO missing VALUES (1)", [])),
         count_users(&writer, 20),
     );
-    assert_eq!((spoiled.unwrap(), failed.is_err()), (1, true));
-    // Alone in its group.
+    assert_eq!((truncated.unwrap(), failed.is_err()), (1, true));
+    // The only job of its group.
     assert!(writer.run(|c| c.execute("INSERT INTO missing VALUES (1)", [])).await.is_err());
     assert_eq!((counted(&writer, "user-0").await, counted(&writer, "user-39").await), (2, 1));
 }
 
 #[tokio::test]
-async fn what_a_job_that_failed_has_counted_is_not_counted() {
+async fn counts_of_a_failed_job_are_rolled_back() {
     let writer = writer();
     add_users(&writer).await;
     count_users(&writer, 40).await.unwrap();
     let fails = || {
-        writer.count(|connection, counts| {
+        writer.run_with_quota(|connection, counts| {
             let user = UserId::parse("user-0").unwrap();
             let mut row = counts.find(connection, &user)?.unwrap();
             row.current_count += 50;
@@ -296,7 +297,7 @@ async fn what_a_job_that_failed_has_counted_is_not_counted() {
     let (before, failed, after) = tokio::join!(count_users(&writer, 1), fails(), count_users(&writer, 1));
     assert!(before.is_ok() && failed.is_err() && after.is_ok());
     assert_eq!(counted(&writer, "user-0").await, 3);
-    // Like a full disk: the transaction of the whole group is gone, with what others have counted in it.
+    // Like a full disk: the transaction of the whole group is rolled back, with the counts of other jobs.
     writer.set_turn(Duration::from_secs(600));
     let (release, released) = mpsc::channel::<()>();
     let mut first = Box::pin(writer.run(move |_| released.recv().map_err(crate::error::fault)));
@@ -314,10 +315,10 @@ async fn what_a_job_that_failed_has_counted_is_not_counted() {
 }
 
 #[tokio::test]
-async fn an_error_in_a_later_turn_leaves_the_turns_before_it() {
+async fn an_error_in_a_later_turn_keeps_the_earlier_turns() {
     let writer = writer();
     let mut n = 0;
-    let fails = writer.in_turns(Order::Any, move |connection, _, _| {
+    let fails = writer.run_in_turns(Scheduling::Interleaved, move |connection, _, _| {
         n = (n + 1).min(3);
         connection.execute("INSERT INTO t VALUES (?1)", [n])?;
         Ok(ControlFlow::<()>::Continue(()))
@@ -327,9 +328,9 @@ async fn an_error_in_a_later_turn_leaves_the_turns_before_it() {
 }
 
 #[tokio::test]
-async fn a_disk_without_space_is_known_until_a_write_succeeds() {
+async fn a_full_disk_is_reported_until_a_write_succeeds() {
     let writer = writer();
-    assert_eq!(writer.storage().problem(), None);
+    assert_eq!(writer.disk().problem(), None);
     let limit = |pages: i64| {
         let set = format!("PRAGMA max_page_count = {pages}");
         writer.run(move |connection| connection.query_row(&set, [], |row| row.get::<_, i64>(0)))
@@ -340,12 +341,12 @@ async fn a_disk_without_space_is_known_until_a_write_succeeds() {
         writer.run(move |connection| connection.execute(insert, []))
     };
     assert!(large().await.unwrap_err().is_transient());
-    assert!(writer.storage().problem().is_some_and(|problem| problem.contains("full")));
+    assert!(writer.disk().problem().is_some_and(|problem| problem.contains("full")));
     assert_eq!(rows(&writer).await, 0);
-    assert!(writer.storage().problem().is_some(), "reading proves nothing");
+    assert!(writer.disk().problem().is_some(), "a read is no proof that writes succeed");
     limit(1_000_000).await.unwrap();
     large().await.unwrap();
-    assert_eq!(writer.storage().problem(), None);
+    assert_eq!(writer.disk().problem(), None);
 }
 
 #[tokio::test]
@@ -354,21 +355,21 @@ async fn no_more_jobs_wait_than_the_bound() {
     writer.set_turn(Duration::ZERO);
     let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut waiting = Vec::new();
-    // Each is put off again and again, until it may end.
+    // Every job stays unfinished until it may end.
     let refused = loop {
         let (writer, is_over) = (std::sync::Arc::clone(&writer), std::sync::Arc::clone(&is_over));
         let mut job = Box::pin(async move {
-            let work = move |_: &Connection, _: &mut Unflushed, _: &Turn| {
+            let work = move |_: &Connection, _: &mut WriterState, _: &WriterTurn| {
                 let is_over = is_over.load(Ordering::Relaxed);
                 Ok(if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             };
-            writer.in_turns(Order::Any, work).await
+            writer.run_in_turns(Scheduling::Interleaved, work).await
         });
         match futures_poll_once(job.as_mut()).await {
             Some(refused) => break refused,
             None => waiting.push(job),
         }
-        assert!(waiting.len() <= 2 * WAITING_MAX, "those in the queue, and those that were begun");
+        assert!(waiting.len() <= 2 * QUEUED_JOBS_MAX, "at most the queue and as many unfinished jobs");
     };
     assert!(matches!(refused, Err(Error::Overloaded { .. })));
     is_over.store(true, Ordering::Relaxed);

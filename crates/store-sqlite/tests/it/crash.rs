@@ -1,5 +1,4 @@
-//! What a file holds when its process is gone without a word: the state of a crash is had by copying the files of an
-//! engine that is still open.
+//! State after a crash, simulated by copying the files of an engine that is still open.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +9,7 @@ use weir_queue::Queue;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome, TOPIC};
 use weir_store_sqlite::Sqlite;
 
-/// More users than a batch may have to be saved in place.
+/// So many that a batch is not saved in place but in the journal.
 const USERS: usize = 50;
 
 fn users() -> Vec<UserId> {
@@ -37,7 +36,7 @@ async fn a_wide_batch_is_counted_and_queued_after_a_crash() {
         let outcomes = engine.send_batch(batch.into()).await.unwrap();
         assert!(outcomes.iter().all(|outcome| matches!(outcome, SendOutcome::Accepted { .. })));
     }
-    // New limits end what the journal says of a user.
+    // New limits override the count that the journal has of a user.
     engine.configure(&users()[0], QuotaLimits::new(9, 60).unwrap()).await.unwrap();
     copy(before.path(), after.path());
 

@@ -1,4 +1,4 @@
-//! The embedded engine as the suites open it: SQLite in a directory of its own, and limits in memory that it keeps.
+//! The embedded engine for the suites: SQLite in a temporary directory, and the limiter in memory that saves to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use weir_store_conformance::{
 };
 use weir_store_sqlite::Sqlite;
 
-/// With `IN_TURNS` every job of the writer is done in as many turns as it can be.
+/// With `IN_TURNS` every job of the writer takes as many turns as possible.
 pub(crate) struct Embedded<const IN_TURNS: bool> {
     directory: TempDir,
     clock: ManualClock,

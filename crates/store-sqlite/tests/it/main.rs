@@ -1,4 +1,4 @@
-//! The conformance suites on SQLite, and what a crash leaves.
+//! The conformance suites on SQLite, and crashes.
 
 mod conformance;
 mod crash;

@@ -1,4 +1,4 @@
-//! What others see and do between the turns of a recount, and what is left when it breaks off.
+//! Reads and calls between the turns of a recount, and recounts that are interrupted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use weir_store::{LaneMetrics, LaneSettings, Lanes};
 
 use super::*;
 use crate::Sqlite;
-use crate::writer::{Order, Unflushed};
+use crate::writer::{Scheduling, WriterState};
 
 /// More than one page of slots, and of windows.
 const EVENTS: usize = 2_400;
@@ -23,19 +23,19 @@ fn name(text: &str) -> ConfigName {
     ConfigName::parse(text).unwrap()
 }
 
-fn wishes(config: &str, prefix: &str, count: usize) -> Vec<Assign> {
+fn assignments(config: &str, prefix: &str, count: usize) -> Vec<Assign> {
     let event = |n| EventId::parse(format!("{prefix}-{n}")).unwrap();
-    let wish = |n| Assign { event: event(n), config: name(config), requested: Timestamp::EPOCH };
-    (0..count).map(wish).collect()
+    let assign = |n| Assign { event: event(n), config: name(config), requested: Timestamp::EPOCH };
+    (0..count).map(assign).collect()
 }
 
-/// An engine with two configs of a pace of 2 in a second, and events for `a`.
+/// An engine with the configs `a` and `b` of 2 events a second, and [`EVENTS`] slots of `a`.
 async fn engine(directory: &Path) -> Sqlite {
     let engine = Sqlite::open(directory).unwrap().with_turns_of(Duration::ZERO);
     for config in ["a", "b"] {
         engine.put_config(&name(config), pace(2, 1_000)).await.unwrap();
     }
-    engine.assign_batch(wishes("a", "first", EVENTS).into()).await.unwrap();
+    engine.assign_batch(assignments("a", "first", EVENTS).into()).await.unwrap();
     engine
 }
 
@@ -48,20 +48,20 @@ fn seconds(outcomes: &[AssignOutcome]) -> Vec<i64> {
     outcomes.iter().map(second).collect()
 }
 
-async fn expect_books(engine: &Sqlite, slots: u64) {
-    let books = engine.audit_slots().await.unwrap();
-    assert_eq!((books.slots, books.counted), (slots, slots), "{books:?}");
-    assert!(books.different.is_empty(), "{books:?}");
+async fn expect_audit(engine: &Sqlite, slots: u64) {
+    let audit = engine.audit_slots().await.unwrap();
+    assert_eq!((audit.slots, audit.counted), (slots, slots), "{audit:?}");
+    assert!(audit.different.is_empty(), "{audit:?}");
 }
 
-/// A job that keeps the writer until it is told to end.
+/// A job that blocks the writer until the sender is used or dropped.
 fn block_writer(engine: &Sqlite) -> (std::sync::mpsc::Sender<()>, impl Future<Output = ()>) {
     let (end, ended) = std::sync::mpsc::channel();
     let block = engine.inner.writer.run(move |_| ended.recv().map_err(crate::error::fault));
     (end, async { block.await.unwrap() })
 }
 
-async fn wait_until_marked(engine: &Sqlite) {
+async fn wait_until_recount_begins(engine: &Sqlite) {
     while !engine.inner.recounts.contains(&name("a")) {
         tokio::task::yield_now().await;
     }
@@ -76,54 +76,54 @@ async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 }
 
 #[tokio::test]
-async fn however_many_wait_for_a_recount_the_writer_is_there_for_others() {
+async fn calls_that_wait_for_a_recount_leave_the_writer_to_others() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
-    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let mark = Recounts::begin(&engine.inner.recounts, &name("a"));
     let (mut waiting, mut refused) = (Vec::new(), 0);
-    // More than the writer has places for, each of which comes to it once.
-    for n in 0..2 * WAITING_MAX {
+    // More calls than the writer's queue holds. Each submits one job.
+    for n in 0..2 * QUEUED_JOBS_MAX {
         let event = EventId::parse(format!("first-{n}")).unwrap();
         let engine = &engine;
         let mut call = Box::pin(async move { engine.release_slot(&event).await });
-        assert!(poll_once(&mut call).await.is_none(), "it is with the writer");
+        assert!(poll_once(&mut call).await.is_none(), "its job is queued");
         if n % 64 == 63 {
-            // Behind it.
+            // Wait for the jobs before it, so that the queue does not overflow.
             engine.ping().await.unwrap();
         }
         waiting.push(call);
     }
-    let mut left = Vec::new();
+    let mut still_waiting = Vec::new();
     for mut call in waiting {
         match poll_once(&mut call).await {
-            None => left.push(call),
+            None => still_waiting.push(call),
             Some(outcome) => {
                 assert!(matches!(outcome, Err(Error::Overloaded { .. })), "{outcome:?}");
                 refused += 1;
             }
         }
     }
-    assert_eq!((left.len(), refused), (WAITERS_MAX, 2 * WAITING_MAX - WAITERS_MAX));
-    assert_eq!(seconds(&engine.assign_batch(wishes("b", "other", 1).into()).await.unwrap()), [0]);
+    assert_eq!((still_waiting.len(), refused), (WAITERS_MAX, 2 * QUEUED_JOBS_MAX - WAITERS_MAX));
+    assert_eq!(seconds(&engine.assign_batch(assignments("b", "other", 1).into()).await.unwrap()), [0]);
     engine.put_config(&name("c"), pace(1, 1_000)).await.unwrap();
     drop(mark);
-    for call in left {
+    for call in still_waiting {
         assert!(call.await.unwrap().is_some());
     }
     let given_back = WAITERS_MAX as u64;
-    expect_books(&engine, EVENTS as u64 + 1 - given_back).await;
+    expect_audit(&engine, EVENTS as u64 + 1 - given_back).await;
 }
 
 #[tokio::test]
 async fn no_more_calls_wait_for_a_recount_than_the_bound() {
     let recounts = Arc::new(Recounts::default());
-    let mark = Recounts::mark(&recounts, &name("a"));
+    let mark = Recounts::begin(&recounts, &name("a"));
     let wait = || {
         let recounts = Arc::clone(&recounts);
         tokio::spawn(async move { recounts.wait(&name("a")).await })
     };
     let waiting: Vec<_> = (0..WAITERS_MAX).map(|_| wait()).collect();
-    while recounts.places.available_permits() > 0 {
+    while recounts.waiter_permits.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
     assert!(matches!(wait().await.unwrap(), Err(Error::Overloaded { .. })));
@@ -136,10 +136,10 @@ async fn no_more_calls_wait_for_a_recount_than_the_bound() {
 }
 
 #[tokio::test]
-async fn events_of_a_config_that_is_counted_do_not_hold_up_single_calls_for_others() {
+async fn events_of_a_recounted_config_do_not_delay_single_calls_for_others() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
-    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let mark = Recounts::begin(&engine.inner.recounts, &name("a"));
     let settings = LaneSettings {
         lanes: 1,
         capacity: 100,
@@ -155,8 +155,8 @@ async fn events_of_a_config_that_is_counted_do_not_hold_up_single_calls_for_othe
         }
     });
     let submit = |config: &'static str, prefix: &str| {
-        let wish = wishes(config, prefix, 1).remove(0);
-        lanes.submit(config, wish)
+        let assign = assignments(config, prefix, 1).remove(0);
+        lanes.submit(config, assign)
     };
     for n in 0..4 {
         let own = submit("a", &format!("own-{n}"));
@@ -169,55 +169,53 @@ async fn events_of_a_config_that_is_counted_do_not_hold_up_single_calls_for_othe
 }
 
 #[tokio::test]
-async fn a_batch_with_two_configs_is_answered_in_its_order_and_what_waits_stays_in_order() {
+async fn a_batch_with_two_configs_keeps_its_order_when_one_is_recounted() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
-    let mut mark = Some(Recounts::mark(&engine.inner.recounts, &name("a")));
+    let mut mark = Some(Recounts::begin(&engine.inner.recounts, &name("a")));
     let mut batch = Vec::new();
     for n in 0..100 {
-        batch.extend(wishes("a", &format!("own-{n}"), 1));
-        batch.extend(wishes("b", &format!("other-{n}"), 1));
+        batch.extend(assignments("a", &format!("own-{n}"), 1));
+        batch.extend(assignments("b", &format!("other-{n}"), 1));
     }
-    let mut job = super::super::assign::Assignment::new(
-        batch.clone().into(),
-        Arc::clone(&engine.inner.recounts),
-        false,
-    );
-    let work = move |connection: &Connection, _: &mut Unflushed, turn: &Turn| {
-        let progress = job.work(connection, turn);
-        // The recount ends behind the first turn.
+    let mut job =
+        super::super::assign::AssignJob::new(batch.clone().into(), Arc::clone(&engine.inner.recounts), false);
+    let work = move |connection: &Connection, _: &mut WriterState, turn: &WriterTurn| {
+        let progress = job.run_turn(connection, turn);
+        // The recount ends after the first turn.
         mark.take();
         progress
     };
-    let outcomes = engine.inner.writer.in_turns(Order::Any, work).await.unwrap();
-    for (wish, outcome) in batch.iter().zip(&outcomes) {
+    let outcomes = engine.inner.writer.run_in_turns(Scheduling::Interleaved, work).await.unwrap();
+    for (assign, outcome) in batch.iter().zip(&outcomes) {
         match outcome {
-            AssignOutcome::Recounting(again) => assert_eq!((again, wish.config.as_str()), (wish, "a")),
-            AssignOutcome::New(slot) => assert_eq!((&slot.event, slot.config.as_str()), (&wish.event, "b")),
+            AssignOutcome::Recounting(again) => assert_eq!((again, assign.config.as_str()), (assign, "a")),
+            AssignOutcome::New(slot) => assert_eq!((&slot.event, slot.config.as_str()), (&assign.event, "b")),
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(outcomes.len(), batch.len());
-    expect_books(&engine, EVENTS as u64 + 100).await;
+    expect_audit(&engine, EVENTS as u64 + 100).await;
 }
 
 #[tokio::test]
-async fn an_event_that_has_a_slot_keeps_it_and_is_answered_while_its_config_is_counted() {
+async fn an_event_with_a_slot_keeps_it_and_is_answered_during_a_recount() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
-    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
-    let known = wishes("a", "first", 1);
-    let outcomes = engine.assign_batch(known.clone().into()).await.unwrap();
-    assert!(matches!(&outcomes[..], [AssignOutcome::Existing(slot)] if slot.event == known[0].event));
+    let mark = Recounts::begin(&engine.inner.recounts, &name("a"));
+    let existing = assignments("a", "first", 1);
+    let outcomes = engine.assign_batch(existing.clone().into()).await.unwrap();
+    assert!(matches!(&outcomes[..], [AssignOutcome::Existing(slot)] if slot.event == existing[0].event));
     drop(mark);
 }
 
 #[tokio::test]
-async fn of_two_lines_for_one_event_the_first_decides_also_when_its_config_is_counted() {
+async fn the_first_of_two_commands_for_an_event_decides_even_during_a_recount() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
-    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
-    let batch = [wishes("a", "same", 1), wishes("b", "same", 1), wishes("b", "other", 1)].concat();
+    let mark = Recounts::begin(&engine.inner.recounts, &name("a"));
+    let batch =
+        [assignments("a", "same", 1), assignments("b", "same", 1), assignments("b", "other", 1)].concat();
     let outcomes = engine.assign_batch(batch.clone().into()).await.unwrap();
     assert_eq!(outcomes[0], AssignOutcome::Recounting(batch[0].clone()));
     assert_eq!(outcomes[1], AssignOutcome::Recounting(batch[1].clone()));
@@ -232,7 +230,7 @@ async fn of_two_lines_for_one_event_the_first_decides_also_when_its_config_is_co
 }
 
 #[tokio::test]
-async fn versions_of_a_config_that_is_counted_wait_and_are_made_one_after_the_other() {
+async fn versions_wait_for_a_recount_and_are_created_one_after_another() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;
     let put = |max| {
@@ -246,11 +244,11 @@ async fn versions_of_a_config_that_is_counted_wait_and_are_made_one_after_the_ot
     }
     versions.sort_unstable();
     assert_eq!(versions, [2, 3, 4, 5, 6, 7]);
-    expect_books(&engine, EVENTS as u64).await;
+    expect_audit(&engine, EVENTS as u64).await;
 }
 
 #[tokio::test]
-async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
+async fn other_configs_continue_during_a_recount_and_events_of_its_own_wait() {
     for (new, expected) in [(pace(3, 1_000), 0), (pace(4_000, 600_000), 0), (pace(1, 1_000), 1_200)] {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path()).await;
@@ -263,51 +261,55 @@ async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
             finish("put");
         };
         let own = async {
-            let outcomes = engine.assign_batch(wishes("a", "second", 1).into()).await.unwrap();
-            let [AssignOutcome::Recounting(wish)] = &outcomes[..] else { panic!("{outcomes:?}") };
-            engine.wait_for_recount(&wish.config).await.unwrap();
-            let outcomes = engine.assign_batch(vec![wish.clone()].into()).await.unwrap();
-            assert_eq!(seconds(&outcomes), [expected], "it goes by the new pace");
+            let outcomes = engine.assign_batch(assignments("a", "second", 1).into()).await.unwrap();
+            let [AssignOutcome::Recounting(assign)] = &outcomes[..] else { panic!("{outcomes:?}") };
+            engine.wait_for_recount(&assign.config).await.unwrap();
+            let outcomes = engine.assign_batch(vec![assign.clone()].into()).await.unwrap();
+            assert_eq!(seconds(&outcomes), [expected], "it has a slot of the new pace");
         };
         let give_back = async {
-            // One of each of the first windows, one after the other: were one not to wait, it would already be counted.
+            // One slot of each of the first windows, in order, which may be recounted already. A give-back that did not
+            // wait would make such a counter wrong.
             for n in 0..6 {
                 let event = EventId::parse(format!("first-{}", 2 * n)).unwrap();
                 engine.release_slot(&event).await.unwrap().unwrap();
             }
         };
         let other = async {
-            assert_eq!(seconds(&engine.assign_batch(wishes("b", "other", 1).into()).await.unwrap()), [0]);
+            assert_eq!(
+                seconds(&engine.assign_batch(assignments("b", "other", 1).into()).await.unwrap()),
+                [0]
+            );
             finish("other");
         };
-        // All of them wait for the writer when it begins.
+        // All calls are queued when the recount begins.
         let begin = async {
             go.send(()).unwrap();
-            wait_until_marked(&engine).await;
-            // What readers see is the version before, whole.
+            wait_until_recount_begins(&engine).await;
+            // Readers see the old version with all of its counters.
             let active = engine.config(&name("a")).await.unwrap().unwrap();
             assert_eq!((active.version, active.pace), (1, pace(2, 1_000)));
-            expect_books(&engine, EVENTS as u64).await;
+            expect_audit(&engine, EVENTS as u64).await;
             go_on.send(()).unwrap();
         };
         tokio::join!(block, put, pause, own, give_back, other, begin);
         assert_eq!(*done.lock(), ["other", "put"]);
         assert_eq!(engine.config(&name("a")).await.unwrap().unwrap().version, 2);
-        expect_books(&engine, EVENTS as u64 + 2 - 6).await;
+        expect_audit(&engine, EVENTS as u64 + 2 - 6).await;
     }
 }
 
-/// Works on a closed engine for so many turns, each committed, and breaks off. True when that was all.
-fn break_off(directory: &Path, new: Pace, turns: usize) -> bool {
+/// Recounts in a closed engine for `turns` committed turns, then stops. Returns true if the recount was finished.
+fn interrupt(directory: &Path, new: Pace, turns: usize) -> bool {
     let connection = crate::connect(&directory.join(crate::DATABASE_FILE)).unwrap();
-    let mut job = NewVersion::new(name("a"), new, Timestamp::EPOCH, Arc::default());
+    let mut job = PutConfigJob::new(name("a"), new, Timestamp::EPOCH, Arc::default());
     for _ in 0..turns {
         connection.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let outcome = job.work(&connection, &Turn::begin(Duration::ZERO)).unwrap();
+        let outcome = job.run_turn(&connection, &WriterTurn::begin(Duration::ZERO)).unwrap();
         connection.execute_batch("COMMIT").unwrap();
         let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
         let (slots, counted): (usize, usize) = connection.query_row(super::super::TOTALS, [], read).unwrap();
-        assert_eq!((slots, counted), (EVENTS, EVENTS), "readers see one version, whole");
+        assert_eq!((slots, counted), (EVENTS, EVENTS), "readers see one complete version");
         if outcome.is_break() {
             return true;
         }
@@ -328,7 +330,7 @@ fn count_rows(directory: &Path, table: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_recount_that_breaks_off_leaves_the_version_before_or_the_new_one() {
+async fn an_interrupted_recount_leaves_the_old_or_the_new_version() {
     let base = tempfile::tempdir().unwrap();
     drop(engine(base.path()).await);
     for new in [pace(1, 1_000), pace(5, 2_500)] {
@@ -336,7 +338,7 @@ async fn a_recount_that_breaks_off_leaves_the_version_before_or_the_new_one() {
         for turns in 0.. {
             let directory = tempfile::tempdir().unwrap();
             copy(base.path(), directory.path());
-            let is_done = break_off(directory.path(), new, turns);
+            let is_done = interrupt(directory.path(), new, turns);
             let engine = Sqlite::open(directory.path()).unwrap();
             assert_eq!(count_rows(directory.path(), "rate_limit_unused_generation"), 0);
             let (version, windows) = {
@@ -348,12 +350,12 @@ async fn a_recount_that_breaks_off_leaves_the_version_before_or_the_new_one() {
             assert!(
                 windows.iter().all(|w| w.status == WindowStatus::from_count(w.count, &pace_of(version, new)))
             );
-            let empty_or_counted = count_rows(directory.path(), "rate_limit_window_counter");
-            assert!(empty_or_counted <= 2 * windows.len() as i64, "nothing is left of the other version");
-            expect_books(&engine, EVENTS as u64).await;
-            // The next change, whether it is the same or not, comes out right.
+            let counters = count_rows(directory.path(), "rate_limit_window_counter");
+            assert!(counters <= 2 * windows.len() as i64, "no counters of the other version remain");
+            expect_audit(&engine, EVENTS as u64).await;
+            // The next change leaves correct counters, whether it repeats this one or not.
             engine.put_config(&name("a"), pace(4, 500)).await.unwrap();
-            expect_books(&engine, EVENTS as u64).await;
+            expect_audit(&engine, EVENTS as u64).await;
             versions.push(version);
             if is_done {
                 break;
@@ -368,16 +370,16 @@ fn pace_of(version: u32, new: Pace) -> Pace {
     if version == 1 { pace(2, 1_000) } else { new }
 }
 
-/// As after an error: the job is gone, and the engine goes on.
+/// As after an error: the job is dropped, and the engine continues.
 #[tokio::test]
-async fn what_a_recount_that_failed_has_counted_is_not_counted_again() {
+async fn counters_of_a_failed_recount_are_not_counted_again() {
     let base = tempfile::tempdir().unwrap();
     drop(engine(base.path()).await);
     for turns in 0..12 {
         let directory = tempfile::tempdir().unwrap();
         copy(base.path(), directory.path());
-        break_off(directory.path(), pace(5, 2_500), turns);
-        assert!(break_off(directory.path(), pace(3, 1_500), 1_000), "the next one comes to its end");
-        expect_books(&Sqlite::open(directory.path()).unwrap(), EVENTS as u64).await;
+        interrupt(directory.path(), pace(5, 2_500), turns);
+        assert!(interrupt(directory.path(), pace(3, 1_500), 1_000), "the next recount finishes");
+        expect_audit(&Sqlite::open(directory.path()).unwrap(), EVENTS as u64).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Claiming jobs, and taking what workers and downstreams report. What becomes of a request is decided by its plan.
+//! Claims of jobs, and reports of workers and downstreams. The plans of `weir-store` decide; this file loads and saves.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -17,19 +17,19 @@ use weir_store::request::{
 use super::{read_id, read_status};
 use crate::error::fault;
 use crate::queue::enqueue;
-use crate::writer::Turn;
+use crate::writer::WriterTurn;
 
-/// Jobs that are read together: those that are left when a turn is over are read again.
-const READ_AT_ONCE: usize = 64;
+/// Jobs read together. Jobs that are not claimed when the turn ends are read again in the next one.
+const READ_CHUNK: usize = 64;
 
 const FIRST: &str = "
     SELECT min(claimable_at) FROM request_record WHERE downstream = ?1 AND claimable_at IS NOT NULL";
-/// As [`read_job`] reads them.
+/// With the columns that [`read_job`] reads.
 const JOB: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url FROM request_record
     WHERE request_id = ?1 AND claimable_at IS NOT NULL";
-/// As [`read_claim`] reads them.
-const TASK: &str = "
+/// With the columns that [`read_claim`] reads.
+const CLAIM: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url,
            tenant_id, request_type, payload, payload_key_id, created_at
     FROM request_record";
@@ -43,7 +43,7 @@ const DOWNSTREAMS: &str = "
                 WHERE downstream > name.downstream AND claimable_at IS NOT NULL)
         FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
-/// Without an attempt that came to something, what the last one came to still stands.
+/// Keeps the result or failure of the last attempt.
 const SAVE: &str = "
     UPDATE request_record
     SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7
@@ -53,20 +53,20 @@ const SAVE_OUTCOME: &str = "
     SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7,
         failure_code = ?8, failure_message = ?9, result = ?10, result_key_id = ?11
     WHERE id = ?1";
-const BURY: &str = "
+const INSERT_DEAD: &str = "
     INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
 const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
 
-/// The statements that are put together when they are used.
+/// The statements that are composed at run time.
 #[cfg(test)]
 pub(super) fn composed_sql() -> impl Iterator<Item = (&'static str, String)> {
-    [("DUE", DUE), ("NAMED", NAMED)].into_iter().map(|(name, part)| (name, format!("{TASK} {part}")))
+    [("DUE", DUE), ("NAMED", NAMED)].into_iter().map(|(name, part)| (name, format!("{CLAIM} {part}")))
 }
 
-/// A row of the table, by its number.
+/// A row of `request_record` with its integer id.
 type Numbered<T> = (i64, T);
 
-/// When the first job of these downstreams may be claimed.
+/// The time at which the first job of these downstreams may be claimed.
 pub(super) fn next(
     connection: &Connection,
     room: &[DownstreamCapacity],
@@ -82,52 +82,54 @@ pub(super) fn next(
     Ok(next.map(Timestamp::from_micros))
 }
 
-/// A claim of jobs that are due: how much room is left for them, and what it has brought so far.
-pub(super) struct ClaimDue {
+/// A claim of due jobs.
+pub(super) struct ClaimDueJob {
+    /// The remaining capacity per downstream.
     room: Vec<DownstreamCapacity>,
-    /// How many downstreams of them have been looked through.
-    looked_through: usize,
+    /// The index in `room` of the downstream that is scanned.
+    scanned: usize,
     policy: RetryPolicy,
     now: Timestamp,
+    /// Payload bytes claimed so far.
     bytes: usize,
     claimed: ClaimedJobs,
 }
 
-impl ClaimDue {
+impl ClaimDueJob {
     pub(super) fn new(room: Vec<DownstreamCapacity>, policy: RetryPolicy, now: Timestamp) -> Self {
-        Self { room, looked_through: 0, policy, now, bytes: 0, claimed: ClaimedJobs::default() }
+        Self { room, scanned: 0, policy, now, bytes: 0, claimed: ClaimedJobs::default() }
     }
 
-    /// Claims for one turn; says what it has brought once it has come to its end.
-    pub(super) fn go_on(
+    /// Claims for one turn. Breaks with all claimed jobs at the end.
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        turn: &Turn,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<ClaimedJobs>> {
-        let Self { room, looked_through, policy, now, bytes, claimed } = self;
-        while let Some(DownstreamCapacity { downstream, jobs }) = room.get_mut(*looked_through) {
-            let most = (*jobs).min(READ_AT_ONCE);
-            let due = due(connection, downstream, most, *now, *bytes)?;
-            let is_last = due.len() < READ_AT_ONCE;
+        let Self { room, scanned, policy, now, bytes, claimed } = self;
+        while let Some(DownstreamCapacity { downstream, jobs }) = room.get_mut(*scanned) {
+            let limit = (*jobs).min(READ_CHUNK);
+            let due = due(connection, downstream, limit, *now, *bytes)?;
+            let is_last = due.len() < READ_CHUNK;
             for row in due {
-                if !turn.goes_on() {
+                if !turn.has_time() {
                     return Ok(ControlFlow::Continue(()));
                 }
                 *bytes += row.1.payload.bytes.len();
                 *jobs -= 1;
                 claim(connection, row, policy, *now, claimed)?;
             }
-            *looked_through += usize::from(is_last);
+            *scanned += usize::from(is_last);
         }
         if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
-            // Others were faster.
+            // Other workers have claimed the jobs meanwhile.
             claimed.next_due_in = next(connection, room)?.map(|next| next.since(*now));
         }
         Ok(ControlFlow::Break(std::mem::take(claimed)))
     }
 }
 
-/// Jobs that are due, no further one once their payloads are [`CLAIM_BYTES_MAX`].
+/// Reads due jobs, until the payloads reach [`CLAIM_BYTES_MAX`].
 fn due(
     connection: &Connection,
     downstream: &str,
@@ -136,7 +138,7 @@ fn due(
     mut bytes: usize,
 ) -> rusqlite::Result<Vec<Numbered<ClaimRow>>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(&format!("{TASK} {DUE}"))?;
+    let mut statement = connection.prepare_cached(&format!("{CLAIM} {DUE}"))?;
     let mut rows = statement.query(params![downstream, now.as_micros(), limit])?;
     let mut due = Vec::new();
     while bytes < CLAIM_BYTES_MAX
@@ -156,7 +158,7 @@ pub(super) fn claim_named(
     now: Timestamp,
     claimed: &mut ClaimedJobs,
 ) -> rusqlite::Result<()> {
-    let mut statement = connection.prepare_cached(&format!("{TASK} {NAMED}"))?;
+    let mut statement = connection.prepare_cached(&format!("{CLAIM} {NAMED}"))?;
     match statement.query_row([id.to_string()], read_claim).optional()? {
         Some(row) => claim(connection, row, policy, now, claimed),
         None => Ok(()),
@@ -183,7 +185,7 @@ fn claim(
     Ok(())
 }
 
-/// The outcome, and whether a webhook is to be sent.
+/// Applies the report of an attempt. Returns the outcome, and whether a webhook was enqueued.
 pub(super) fn report(
     connection: &Connection,
     report: JobReport,
@@ -215,7 +217,7 @@ pub(super) fn call_back(
     Ok(outcome)
 }
 
-/// Writes what a plan has changed of a request: its row, its dead letter, its webhook.
+/// Saves a planned change of a request: its row, its dead letter, its webhook.
 fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp) -> rusqlite::Result<()> {
     let RequestProgress { attempts, last_token, .. } = change.row.progress;
     let (status, at) = (change.status().as_str(), now.as_micros());
@@ -240,7 +242,7 @@ fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp
         connection.prepare_cached(SAVE)?.execute(values)?;
     }
     if change.is_dead() {
-        connection.prepare_cached(BURY)?.execute(params![id, change.row.downstream, token, at])?;
+        connection.prepare_cached(INSERT_DEAD)?.execute(params![id, change.row.downstream, token, at])?;
     }
     if change.needs_webhook() {
         enqueue(connection, WEBHOOKS_TOPIC, std::iter::once((id.as_str(), id.clone().into_bytes())))?;
@@ -248,7 +250,7 @@ fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp
     Ok(())
 }
 
-/// A request that somebody names, and the number of its row, which is 0 where there is nothing to save.
+/// Finds a request and the id of its row; the id is 0 if there is no job that could change.
 fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<(i64, Option<RequestRow>)> {
     let mut job = connection.prepare_cached(JOB)?;
     if let Some((number, job)) = job.query_row([id.to_string()], read_job).optional()? {

@@ -1,4 +1,4 @@
-//! Counts in the table and the journal, through folds, new limits and transactions that are undone.
+//! Counts in the table and the journal, through folds, new limits and rolled back transactions.
 
 use super::*;
 
@@ -14,8 +14,8 @@ fn database() -> Connection {
     connection
 }
 
-fn loaded(connection: &Connection) -> QuotaJournal {
-    let mut counts = QuotaJournal::default();
+fn loaded(connection: &Connection) -> QuotaRows {
+    let mut counts = QuotaRows::default();
     counts.refresh(connection).unwrap();
     counts
 }
@@ -24,8 +24,8 @@ fn users(count: usize) -> Vec<UserId> {
     (0..count).map(|n| UserId::parse(format!("user-{n}")).unwrap()).collect()
 }
 
-/// One more for each of the users.
-fn count(counts: &mut QuotaJournal, connection: &Connection, users: &[UserId]) {
+/// Adds one to the count of each user.
+fn count(counts: &mut QuotaRows, connection: &Connection, users: &[UserId]) {
     let mut changed = Vec::new();
     for user in users {
         let mut row = counts.find(connection, user).unwrap().unwrap();
@@ -46,7 +46,7 @@ fn a_small_batch_is_in_the_table_at_once() {
     let mut counts = loaded(&connection);
     count(&mut counts, &connection, &users(2));
     assert_eq!(in_table(&connection, "user-1"), 1);
-    assert!(!counts.is_behind());
+    assert!(!counts.has_unfolded_rows());
 }
 
 #[test]
@@ -54,18 +54,18 @@ fn a_large_batch_is_counted_at_once_and_in_the_table_after_a_fold() {
     let connection = database();
     let mut counts = loaded(&connection);
     count(&mut counts, &connection, &users(20));
-    // A small batch behind it waits for the same fold: what the journal says last is what counts.
+    // A small batch behind it goes into the journal, too: its last entry counts.
     count(&mut counts, &connection, &users(1));
     assert_eq!(in_table(&connection, "user-0"), 0);
     assert_eq!(counts.find(&connection, &users(1)[0]).unwrap().unwrap().current_count, 2);
     counts.fold(&connection, usize::MAX).unwrap();
     assert_eq!((in_table(&connection, "user-0"), in_table(&connection, "user-19")), (2, 1));
-    assert!(!counts.is_behind());
+    assert!(!counts.has_unfolded_rows());
 }
 
 #[test]
-fn what_is_undone_is_not_counted_and_the_rest_is_still_known() {
-    // In the table alone, and in the journal.
+fn rolled_back_counts_are_dropped_and_other_rows_stay_cached() {
+    // 2: saved in the table only. 20: saved in the journal.
     for before in [2, 20] {
         let connection = database();
         let mut counts = loaded(&connection);
@@ -74,17 +74,17 @@ fn what_is_undone_is_not_counted_and_the_rest_is_still_known() {
         connection.execute_batch("BEGIN").unwrap();
         count(&mut counts, &connection, &users(3));
         connection.execute_batch("SAVEPOINT job").unwrap();
-        let mark = counts.mark();
+        let savepoint = counts.savepoint();
         count(&mut counts, &connection, &users(12));
         let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
-        counts.replace(&connection, &users(1)[0], fresh).unwrap();
+        counts.put_configured(&connection, &users(1)[0], fresh).unwrap();
         connection.execute_batch("ROLLBACK TO job").unwrap();
-        counts.undo_to(mark);
+        counts.roll_back_to(savepoint);
         assert_eq!(counts.find(&connection, &users(1)[0]).unwrap().unwrap().current_count, 2);
         let last = UserId::parse("user-19").unwrap();
-        assert_eq!(counts.rows.contains_key(&last), before == 20, "what was not changed is still known");
+        assert_eq!(counts.cache.contains_key(&last), before == 20, "unchanged rows stay cached");
         connection.execute_batch("ROLLBACK").unwrap();
-        counts.undo_to(CountsMark::default());
+        counts.roll_back_to(QuotaSavepoint::default());
         assert_eq!(counts.find(&connection, &users(1)[0]).unwrap().unwrap().current_count, 1);
         counts.fold(&connection, usize::MAX).unwrap();
         assert_eq!(
@@ -103,19 +103,19 @@ fn new_limits_are_not_overwritten_by_an_older_count() {
     connection
         .execute("UPDATE rate_limit_store SET rate_limit = 5, current_count = 0 WHERE user_id = 'user-0'", [])
         .unwrap();
-    counts.replace(&connection, &users(1)[0], fresh).unwrap();
+    counts.put_configured(&connection, &users(1)[0], fresh).unwrap();
     let mut restarted = loaded(&connection);
     restarted.fold(&connection, usize::MAX).unwrap();
     assert_eq!(in_table(&connection, "user-0"), 0);
 }
 
 #[test]
-fn a_fold_in_parts_loses_nothing_that_comes_between_them() {
+fn a_fold_in_parts_loses_no_count_that_arrives_between_them() {
     let connection = database();
     let mut counts = loaded(&connection);
     count(&mut counts, &connection, &users(20));
     counts.fold(&connection, 5).unwrap();
-    // One that is in the table already, and one that is not.
+    // The first user is folded already, the last is not.
     let first = UserId::parse("user-0").unwrap();
     let last = UserId::parse("user-9").unwrap();
     assert_eq!((in_table(&connection, "user-0"), in_table(&connection, "user-9")), (1, 0));
@@ -130,7 +130,7 @@ fn a_fold_in_parts_loses_nothing_that_comes_between_them() {
 #[test]
 fn new_limits_in_the_middle_of_a_fold_are_not_undone_by_it() {
     let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
-    // Those that are in the table already, and those that are not.
+    // The first user is folded already, the second is not.
     for user in ["user-0", "user-9"] {
         let connection = database();
         let mut counts = loaded(&connection);
@@ -138,13 +138,13 @@ fn new_limits_in_the_middle_of_a_fold_are_not_undone_by_it() {
         counts.fold(&connection, 5).unwrap();
         let configure = "UPDATE rate_limit_store SET rate_limit = 5, current_count = 0 WHERE user_id = ?1";
         connection.execute(configure, [user]).unwrap();
-        counts.replace(&connection, &UserId::parse(user).unwrap(), fresh).unwrap();
+        counts.put_configured(&connection, &UserId::parse(user).unwrap(), fresh).unwrap();
         let mut restarted = loaded(&connection);
-        while restarted.is_behind() {
+        while restarted.has_unfolded_rows() {
             restarted.fold(&connection, 3).unwrap();
         }
         assert_eq!(in_table(&connection, user), 0);
-        while counts.is_behind() {
+        while counts.has_unfolded_rows() {
             counts.fold(&connection, 3).unwrap();
         }
         assert_eq!((in_table(&connection, user), in_table(&connection, "user-19")), (0, 9));
@@ -158,28 +158,28 @@ fn new_limits_of_the_last_user_of_a_fold_do_not_bring_old_counts_back() {
     (0..9).for_each(|_| count(&mut counts, &connection, &users(20)));
     counts.fold(&connection, 19).unwrap();
     let last = counts.journal.folding_keys();
-    let [last] = last.as_slice() else { panic!("one is left: {last:?}") };
+    let [last] = last.as_slice() else { panic!("one row should be left to fold: {last:?}") };
     let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
-    counts.replace(&connection, last, fresh).unwrap();
-    // Saved after it, by another.
+    counts.put_configured(&connection, last, fresh).unwrap();
+    // A count of another user, saved afterwards.
     let other = users(20).into_iter().find(|user| user != last).unwrap();
     count(&mut counts, &connection, std::slice::from_ref(&other));
     let mut restarted = loaded(&connection);
-    while restarted.is_behind() {
+    while restarted.has_unfolded_rows() {
         restarted.fold(&connection, 3).unwrap();
     }
-    assert_eq!(in_table(&connection, other.as_str()), 10, "what was counted last is not forgotten");
+    assert_eq!(in_table(&connection, other.as_str()), 10, "the last count is not lost");
 }
 
 #[test]
-fn no_more_rows_are_remembered_than_the_bound() {
+fn the_cache_holds_no_more_rows_than_the_bound() {
     let connection = database();
     let mut counts = loaded(&connection);
     let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
-    // As new limits do, which no fold follows.
-    for user in users(ROWS_MAX + 10) {
-        counts.replace(&connection, &user, row).unwrap();
-        assert!(counts.rows.len() <= ROWS_MAX);
+    // New limits add rows to the cache without a fold.
+    for user in users(CACHED_ROWS_MAX + 10) {
+        counts.put_configured(&connection, &user, row).unwrap();
+        assert!(counts.cache.len() <= CACHED_ROWS_MAX);
     }
 }
 
@@ -204,14 +204,14 @@ fn no_more_counts_wait_for_the_table_than_the_bound_when_limits_are_new() {
     count(&mut counts, &connection, &users(20));
     let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     for user in users(PENDING_MAX * 2) {
-        counts.replace(&connection, &user, row).unwrap();
+        counts.put_configured(&connection, &user, row).unwrap();
         assert!(counts.journal.sizes().0 <= PENDING_MAX + 1);
     }
 }
 
 #[test]
-fn a_cut_off_journal_is_a_fault_and_not_a_wrong_count() {
+fn a_truncated_journal_is_an_error_and_not_a_wrong_count() {
     let connection = database();
     connection.execute("INSERT INTO quota_journal (entries) VALUES (x'0500616c')", []).unwrap();
-    assert!(QuotaJournal::default().refresh(&connection).is_err());
+    assert!(QuotaRows::default().refresh(&connection).is_err());
 }

@@ -1,5 +1,4 @@
-//! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
-//! and the books.
+//! Everything but the way of a job: dead letters, jobs that the broker does not have yet, purges, the rollout and the audit.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -11,12 +10,12 @@ use weir_store::request::{DeadRequest, PendingRequest, RequestAudit, Rollout, Ro
 
 use super::{limited, read_id, read_request};
 use crate::error::fault;
-use crate::writer::Turn;
+use crate::writer::WriterTurn;
 
-/// Requests that are purged or replayed between two looks at how long that takes. Their payloads may be large.
-const REQUESTS_AT_ONCE: usize = 16;
-/// Keys that are deleted between two such looks.
-const KEYS_AT_ONCE: usize = 128;
+/// Requests purged or replayed between two checks of the turn. Their payloads may be large.
+const REQUEST_CHUNK: usize = 16;
+/// Idempotency keys deleted between two checks of the turn.
+const KEY_CHUNK: usize = 128;
 
 const PENDING: &str = "
     SELECT request_id, updated_at FROM request_record
@@ -24,14 +23,14 @@ const PENDING: &str = "
 const MARK_ENQUEUED: &str = "
     UPDATE request_record SET status = 'ACCEPTED', updated_at = ?2
     WHERE request_id = ?1 AND status = 'PENDING_ENQUEUE'";
-/// The columns of [`read_request`], the payload only where it is not too long. There is no result of a dead letter.
+/// The columns of [`read_request`], with an empty payload if it is too long. A dead letter has no result.
 const DEAD: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts,
            CASE WHEN length(payload) <= ?3 THEN payload ELSE x'' END, payload_key_id, NULL, NULL,
            failure_code, failure_message, callback_url, created_at, updated_at, died_at
     FROM request_dead JOIN request_record USING (request_id)
     WHERE request_id > ?1 ORDER BY request_id LIMIT ?2";
-const LETTER: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";
+const TAKE_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";
 const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id LIMIT ?1";
 const RESTART: &str = "
     UPDATE request_record
@@ -40,14 +39,14 @@ const RESTART: &str = "
     WHERE request_id = ?1";
 const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = ?1";
 const COUNT: &str = "SELECT count(*) FROM request_dead";
-/// Ids are in order of time, so the old ones are the first.
+/// Ids sort by time, so the oldest requests come first.
 const OLD: &str = "
     SELECT request_id FROM request_record
     WHERE request_id < ?1 AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
     ORDER BY request_id LIMIT ?2";
 const DELETE: &str = "DELETE FROM request_record WHERE request_id = ?1";
 const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1 WHERE id = 1";
-const FORGET_KEYS: &str = "
+const DELETE_KEYS: &str = "
     DELETE FROM idempotency_record WHERE id IN (
         SELECT id FROM (SELECT id, expires_at FROM idempotency_record ORDER BY id LIMIT ?2) WHERE expires_at <= ?1)";
 const ROLLOUT: &str =
@@ -61,7 +60,7 @@ const CHANGE_ROLLOUT: &str = "
         reconciler_enabled = coalesce(?2, reconciler_enabled), canary_percent = coalesce(?3, canary_percent)
     WHERE id = 1
     RETURNING processing_enabled, reconciler_enabled, canary_percent";
-const BOOKS: &str = "
+const AUDIT: &str = "
     SELECT (SELECT accepted FROM request_ledger WHERE id = 1), (SELECT purged FROM request_ledger WHERE id = 1),
            count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
@@ -110,7 +109,7 @@ pub(super) fn list(
 
 pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> rusqlite::Result<bool> {
     let text = id.to_string();
-    let mut statement = connection.prepare_cached(LETTER)?;
+    let mut statement = connection.prepare_cached(TAKE_DEAD)?;
     let mut rows = statement.query([&text])?;
     let Some(row) = rows.next()? else { return Ok(false) };
     let (downstream, token): (String, i64) = (row.get(0)?, row.get(1)?);
@@ -128,36 +127,36 @@ pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> 
 }
 
 /// A replay of dead letters, up to a limit.
-pub(super) struct ReplaySome {
-    left: usize,
+pub(super) struct ReplayJob {
+    remaining: usize,
     now: Timestamp,
     replayed: Vec<RequestId>,
 }
 
-impl ReplaySome {
+impl ReplayJob {
     pub(super) fn new(limit: usize, now: Timestamp) -> Self {
-        Self { left: limit, now, replayed: Vec::new() }
+        Self { remaining: limit, now, replayed: Vec::new() }
     }
 
-    /// Replays for one turn; says which once all of them are.
-    pub(super) fn go_on(
+    /// Replays for one turn. Breaks with the ids of all replayed requests at the end.
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        turn: &Turn,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<Vec<RequestId>>> {
-        while self.left > 0 && turn.goes_on() {
-            let most = self.left.min(REQUESTS_AT_ONCE);
+        while self.remaining > 0 && turn.has_time() {
+            let chunk = self.remaining.min(REQUEST_CHUNK);
             let ids: Vec<RequestId> = connection
                 .prepare_cached(DEAD_IDS)?
-                .query_map([limited(most)], |row| read_id(row, 0))?
+                .query_map([limited(chunk)], |row| read_id(row, 0))?
                 .collect::<rusqlite::Result<_>>()?;
             for id in &ids {
                 replay(connection, *id, self.now)?;
             }
-            self.left = if ids.len() < most { 0 } else { self.left - ids.len() };
+            self.remaining = if ids.len() < chunk { 0 } else { self.remaining - ids.len() };
             self.replayed.extend(ids);
         }
-        Ok(match self.left {
+        Ok(match self.remaining {
             0 => ControlFlow::Break(std::mem::take(&mut self.replayed)),
             _ => ControlFlow::Continue(()),
         })
@@ -165,16 +164,16 @@ impl ReplaySome {
 }
 
 pub(super) fn discard(connection: &Connection, id: RequestId) -> rusqlite::Result<bool> {
-    connection.prepare_cached(DISCARD)?.execute([id.to_string()]).map(|gone| gone > 0)
+    connection.prepare_cached(DISCARD)?.execute([id.to_string()]).map(|deleted| deleted > 0)
 }
 
 pub(super) fn count(connection: &Connection) -> rusqlite::Result<u64> {
     connection.prepare_cached(COUNT)?.query_row([], |row| row.get(0))
 }
 
-/// A purge: first requests, then keys, up to a limit of each.
-pub(super) struct Purge {
-    /// Requests with smaller ids were accepted too long ago.
+/// A purge: first of requests, then of idempotency keys, up to a limit of each.
+pub(super) struct PurgeJob {
+    /// Finished requests with smaller ids are purged.
     oldest: RequestId,
     now: Timestamp,
     requests_left: usize,
@@ -182,31 +181,31 @@ pub(super) struct Purge {
     purged: u64,
 }
 
-impl Purge {
+impl PurgeJob {
     pub(super) fn new(keep: Duration, limit: usize, now: Timestamp) -> Self {
         let span = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
         let oldest = RequestId::new(Timestamp::from_micros(now.as_micros().saturating_sub(span)), [0; 10]);
         Self { oldest, now, requests_left: limit, keys_left: limit, purged: 0 }
     }
 
-    /// Purges for one turn; says how many rows went once all of them have.
-    pub(super) fn go_on(
+    /// Purges for one turn. Breaks with the number of deleted rows at the end.
+    pub(super) fn run_turn(
         &mut self,
         connection: &Connection,
-        turn: &Turn,
+        turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<u64>> {
-        while self.requests_left > 0 && turn.goes_on() {
-            let most = self.requests_left.min(REQUESTS_AT_ONCE);
-            let gone = purge_requests(connection, self.oldest, most)?;
-            self.purged += gone as u64;
-            self.requests_left = if gone < most { 0 } else { self.requests_left - gone };
+        while self.requests_left > 0 && turn.has_time() {
+            let chunk = self.requests_left.min(REQUEST_CHUNK);
+            let deleted = purge_requests(connection, self.oldest, chunk)?;
+            self.purged += deleted as u64;
+            self.requests_left = if deleted < chunk { 0 } else { self.requests_left - deleted };
         }
-        while self.requests_left == 0 && self.keys_left > 0 && turn.goes_on() {
-            let most = self.keys_left.min(KEYS_AT_ONCE);
-            let values = params![self.now.as_micros(), limited(most)];
-            let gone = connection.prepare_cached(FORGET_KEYS)?.execute(values)?;
-            self.purged += gone as u64;
-            self.keys_left = if gone < most { 0 } else { self.keys_left - gone };
+        while self.requests_left == 0 && self.keys_left > 0 && turn.has_time() {
+            let chunk = self.keys_left.min(KEY_CHUNK);
+            let values = params![self.now.as_micros(), limited(chunk)];
+            let deleted = connection.prepare_cached(DELETE_KEYS)?.execute(values)?;
+            self.purged += deleted as u64;
+            self.keys_left = if deleted < chunk { 0 } else { self.keys_left - deleted };
         }
         Ok(if self.requests_left + self.keys_left == 0 {
             ControlFlow::Break(self.purged)
@@ -216,10 +215,10 @@ impl Purge {
     }
 }
 
-fn purge_requests(connection: &Connection, oldest: RequestId, most: usize) -> rusqlite::Result<usize> {
+fn purge_requests(connection: &Connection, oldest: RequestId, limit: usize) -> rusqlite::Result<usize> {
     let old: Vec<RequestId> = connection
         .prepare_cached(OLD)?
-        .query_map(params![oldest.to_string(), limited(most)], |row| read_id(row, 0))?
+        .query_map(params![oldest.to_string(), limited(limit)], |row| read_id(row, 0))?
         .collect::<rusqlite::Result<_>>()?;
     let mut delete = connection.prepare_cached(DELETE)?;
     for id in &old {
@@ -232,8 +231,8 @@ fn purge_requests(connection: &Connection, oldest: RequestId, most: usize) -> ru
     Ok(old.len())
 }
 
-pub(super) fn books(connection: &Connection) -> rusqlite::Result<RequestAudit> {
-    connection.prepare_cached(BOOKS)?.query_row([], |row| {
+pub(super) fn audit(connection: &Connection) -> rusqlite::Result<RequestAudit> {
+    connection.prepare_cached(AUDIT)?.query_row([], |row| {
         Ok(RequestAudit {
             accepted: row.get(0)?,
             purged: row.get(1)?,
