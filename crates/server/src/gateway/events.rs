@@ -46,3 +46,17 @@ impl TunnelFailed<'_> {
         tracing::debug!(error = %self.error, "a WebSocket tunnel failed");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn a_failed_call_is_counted_and_logged() {
+        let metrics = GatewayMetrics::default();
+        let lines = capture(|| AiCallFailed { error: &GatewayError::TimedOut }.emit(&metrics));
+        assert!(lines.contains("AI call failed") && lines.contains("did not answer in time"), "{lines}");
+        assert_eq!(metrics.calls("timed_out"), 1);
+    }
+}

@@ -48,4 +48,9 @@ impl GatewayMetrics {
     pub(super) fn record(&self, outcome: &'static str) {
         self.calls.get_or_create(&OutcomeLabels { outcome }).inc();
     }
+
+    #[cfg(test)]
+    pub(super) fn calls(&self, outcome: &'static str) -> u64 {
+        self.calls.get_or_create(&OutcomeLabels { outcome }).get()
+    }
 }

@@ -35,3 +35,17 @@ impl DeferredWorkRescheduled {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn a_step_of_a_clock_is_counted_and_logged() {
+        let metrics = OperationsMetrics::default();
+        let lines = capture(|| ClockStepped { clock: "system", seconds: -7_200.0 }.emit(&metrics));
+        assert!(lines.contains("the clock of system has stepped by -7200.0 s"), "{lines}");
+        assert_eq!(metrics.clock_steps("system").get(), 1);
+    }
+}

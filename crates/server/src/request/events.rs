@@ -421,3 +421,25 @@ impl WebhookStoreFailed<'_> {
 fn transition(from: RequestStatus, to: RequestStatus) -> String {
     format!("{}->{}", from.as_str(), to.as_str())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn a_dead_webhook_is_counted_and_logged() {
+        let metrics = WorkMetrics::default();
+        let event = WebhookDied { request_id: "id-1", reason: "the receiver answered 410" };
+        let lines = capture(|| event.emit(&metrics));
+        assert!(lines.contains("requestId=\"id-1\"") && lines.contains("answered 410"), "{lines}");
+        assert_eq!(metrics.webhooks("dead"), 1);
+    }
+
+    #[test]
+    fn a_transition_is_written_without_spaces() {
+        let event = RequestReplayed { id: RequestId::from_uuid(uuid::Uuid::nil()) };
+        let lines = capture(|| event.emit());
+        assert!(lines.contains("FAILED_RETRY_EXHAUSTED->ACCEPTED"), "{lines}");
+    }
+}

@@ -274,6 +274,7 @@ mod tests {
         let _ = metrics.operations.clock_steps("system");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.request.work.breaker_state.get_or_create(&labels).set(0);
+        metrics.request.accept.record("accepted", Duration::ZERO);
         let shown = metrics.encode(MetricsFormat::OpenMetrics);
         let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         let names: Vec<&str> = words.filter(|word| word.starts_with("weir_")).collect();

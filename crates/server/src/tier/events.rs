@@ -137,3 +137,16 @@ impl HoldCorrectionFailed<'_> {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn a_changed_subscription_is_logged_with_user_and_plan() {
+        let user = UserId::parse("alice").unwrap();
+        let lines = capture(|| SubscriptionChanged { user: &user, plan: Plan::ProMonthly }.emit());
+        assert!(lines.contains("userId=alice") && lines.contains("plan=PRO_MONTHLY"), "{lines}");
+    }
+}

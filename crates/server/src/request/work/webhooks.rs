@@ -150,7 +150,7 @@ impl Webhooks {
         }
     }
 
-    /// Sends until `closing` is cancelled, then finishes the calls that are under way.
+    /// Sends until `closing` is cancelled, then finishes running calls.
     pub(crate) async fn run(self, closing: CancellationToken) {
         let waiting = FairQueue::new(LIMITS);
         let sending = WebhookSender {
@@ -236,7 +236,7 @@ impl WebhookSender {
             tokio::select! {
                 () = closing.cancelled() => break,
                 Some(ended) = self.calls.join_next() => self.settle_ended(unwrap_join(ended)).await,
-                () = webhooks.wait_for(self.next_poll), if self.waiting.has_capacity() => self.next_poll().await,
+                () = webhooks.wait_for(self.next_poll), if self.waiting.has_capacity() => self.poll_store().await,
             }
         }
         self.stop().await;
@@ -254,7 +254,7 @@ impl WebhookSender {
     }
 
     /// Claims webhooks and decides when to claim again.
-    async fn next_poll(&mut self) {
+    async fn poll_store(&mut self) {
         let now = Instant::now();
         // The store hands out webhooks again that were not started in time.
         self.waiting.retain(|_, start_before| start_before > now);
@@ -327,7 +327,7 @@ impl WebhookSender {
         if !(is_full && leaves_some) {
             return false;
         }
-        // It stays set when they are put off, so that those behind them are put off at once if they find no room either.
+        // Stays set when they are deferred, so that later ones without capacity are deferred at once.
         let since = *self.blocked_since.get_or_insert(now);
         now.duration_since(since) >= BLOCKING_TIME
     }
@@ -402,7 +402,7 @@ impl WebhookSender {
     }
 }
 
-/// The call behind a task that has ended. No task is cancelled, so an error is a panic, which is passed on.
+/// Returns the call of a task that has ended. No task is cancelled, so an error is a panic, which is resumed.
 fn unwrap_join(ended: std::result::Result<FinishedCall, tokio::task::JoinError>) -> FinishedCall {
     ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -131,7 +131,7 @@ impl<T> FairQueue<T> {
             self.waiting -= before - left;
             if let Some((receiver, item)) = found {
                 self.running += 1;
-                // The tenant goes to the end of the line.
+                // The tenant goes to the end of the queue.
                 let tenant = self.turns.remove(at)?;
                 if left > 0 {
                     self.turns.push_back(tenant.clone());
@@ -193,7 +193,7 @@ impl<T> FairQueue<T> {
     }
 }
 
-/// One of so many parts of what is free, and not nothing while something is.
+/// One of `parts` equal parts of `free`, at least 1 while anything is free.
 const fn fraction(free: usize, parts: usize) -> usize {
     free.div_ceil(parts)
 }
@@ -267,13 +267,13 @@ impl<T> Tenant<T> {
         }
     }
 
-    /// How long one more has to wait in the store: until all that wait here and were put off before it have been called.
+    /// How long to defer one more webhook: until all that wait here and were deferred before it have been called.
     fn defer(&mut self, now: Instant) -> Duration {
         let (shortest, longest) = DEFERRAL;
         let [running, waiting] = [self.running, self.waiting].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        // Those that are under way count as if they ended now: otherwise the first calls would look endless.
+        // Running calls count as if they ended now: otherwise the first calls would seem endless.
         let calls = self.ended.saturating_add(running).max(1);
-        // Half of what it was: what comes back too early is put off again, what comes back too late leaves concurrent empty.
+        // Half of the measured time: a webhook that is due too early is deferred again, one that is due too late leaves calls unused.
         let each = now.saturating_duration_since(self.busy_since) / calls / 2;
         let here = now + each.saturating_mul(waiting).min(longest);
         let booked = self.booked_until.map_or(here, |booked| booked.max(here)) + each;
@@ -313,7 +313,7 @@ mod tests {
             Self { queue: FairQueue::new(LIMITS), now: Instant::now() }
         }
 
-        /// Returns for how long those that found no room should be put off.
+        /// Returns the deferrals of webhooks without capacity.
         fn push(&mut self, tenant_name: &str, receiver: &str, count: u32) -> Vec<Duration> {
             let (tenant, until) = (tenant(tenant_name), self.now + Duration::from_secs(60));
             let push = |n| {
@@ -323,7 +323,7 @@ mod tests {
             (0..count).filter_map(push).collect()
         }
 
-        /// Starts all that may start, as tenant and receiver.
+        /// Starts all calls that may start; returns tenants and receivers.
         fn start(&mut self) -> Vec<(String, String)> {
             let now = self.now;
             std::iter::from_fn(|| self.queue.next(now))
