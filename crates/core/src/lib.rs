@@ -1,8 +1,8 @@
-//! Weir's rules, as pure functions of state, command, time and chance.
+//! Weir's rules, as pure functions of state, command, time and random numbers.
 //!
-//! Nothing here reads a clock, draws a random number, waits, or touches a file or a socket: every engine loads the
-//! state, calls the rule, and saves what comes back. That is why one rule can serve SQLite and Postgres alike, and
-//! why it can be tested against a naive model millions of times a second.
+//! Nothing here reads a clock, draws a random number, waits, or touches a file or a socket. An engine loads the state,
+//! calls the rule and saves the result. So one rule serves SQLite and Postgres alike, and tests can compare it with a
+//! naive model millions of times a second.
 
 pub mod id;
 pub mod quota;

@@ -1,31 +1,30 @@
-//! Quota: messages per user and window.
+//! Quota: a limit on messages per user and window.
 //!
-//! A fixed window that refreshes lazily: nothing runs when a window ends; the next send notices and starts a new one
-//! at its own time. So a window begins with the first send after the last one ended, and an idle user costs nothing.
+//! Windows are fixed and refresh lazily: nothing runs when a window ends. The next send notices and starts a new
+//! window at its own time. So a window starts with the first send after the previous one ended, and idle users cost
+//! nothing.
 
 use std::time::Duration;
 
 use crate::verdict::DenialReason;
 use crate::{Denial, Timestamp, Verdict};
 
-/// How many messages a user may send in how long a window. Both are from 1 to [`QuotaLimits::MAX`].
+/// How many messages a user may send per window. Both numbers are from 1 to [`QuotaLimits::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaLimits {
     rate_limit: u32,
     time_window_minutes: u32,
 }
 
-/// A number outside 1 to [`QuotaLimits::MAX`]. The message finishes the sentence "rateLimit …".
+/// A number outside 1 to [`QuotaLimits::MAX`]. The message completes the sentence "rateLimit …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be an integer from 1 to {}", QuotaLimits::MAX)]
 pub struct QuotaLimitsError;
 
 impl QuotaLimits {
-    /// The largest limit and window: what a Postgres `INT` holds.
+    /// The largest limit and window: the maximum of a Postgres `INT`.
     pub const MAX: u32 = i32::MAX.unsigned_abs();
 
-    /// Checks and joins the two numbers.
-    /// Fails when either is outside 1 to [`QuotaLimits::MAX`].
     pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, QuotaLimitsError> {
         if matches!(rate_limit, 1..=Self::MAX) && matches!(time_window_minutes, 1..=Self::MAX) {
             Ok(Self { rate_limit, time_window_minutes })
@@ -34,62 +33,57 @@ impl QuotaLimits {
         }
     }
 
-    /// Messages per window.
     #[must_use]
     pub const fn rate_limit(&self) -> u32 {
         self.rate_limit
     }
 
-    /// The window's length in minutes, as configured.
     #[must_use]
     pub const fn time_window_minutes(&self) -> u32 {
         self.time_window_minutes
     }
 
-    /// How many places a store in front of another takes beyond those it needs at once: a tenth of the limit, a
-    /// thousand at most. So many sends for each server may be refused too early when that store is lost.
+    /// How many messages a cache reserves beyond those it needs at once: a tenth of the limit, at most 1000. If the
+    /// cache is lost, each server may deny this many sends too early.
     #[must_use]
     pub fn prefetch(&self) -> u32 {
         (self.rate_limit / 10).min(1_000)
     }
 
-    /// The window's length.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_secs((self.time_window_minutes as u64).saturating_mul(60))
     }
 }
 
-/// One user's row: the limits and what was spent of them.
+/// A user's row: the limits and what was counted against them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// What is allowed.
     pub limits: QuotaLimits,
-    /// Messages counted in the window that began at `last_refresh`.
+    /// Messages counted in the window that started at `last_refresh`.
     pub current_count: u32,
-    /// When the present window began.
+    /// When the current window started.
     pub last_refresh: Timestamp,
 }
 
-/// A send that was allowed, and what is left after it.
+/// An allowed send, and what is left after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Messages still allowed in this window.
     pub remaining: u32,
-    /// When the window ends.
     pub reset_at: Timestamp,
 }
 
 impl Quota {
-    /// The row a (new) configuration starts with: nothing spent, a window from now.
+    /// Creates a row with nothing counted and a window that starts now.
     #[must_use]
     pub const fn new(limits: QuotaLimits, now: Timestamp) -> Self {
         Self { limits, current_count: 0, last_refresh: now }
     }
 
-    /// Moves a window that begins after `now` to begin now, with what it has counted, and says whether it did. The store's
-    /// clock has stepped back since the window began: nobody waits longer than one window for that, and nobody is given a
-    /// new one. The row must be saved even if nothing else changes, or the window would begin anew with every look at it.
+    /// Moves a window that starts after `now` so that it starts now, with its count, and returns whether it did. Such
+    /// a window means that the store's clock stepped back. Nobody then waits longer than one window, and nobody gets a
+    /// new one. The caller must save the row even if nothing else changed; otherwise every read would restart the
+    /// window.
     pub fn clamp_window_start(&mut self, now: Timestamp) -> bool {
         let is_ahead = self.last_refresh > now;
         if is_ahead {
@@ -98,8 +92,8 @@ impl Quota {
         is_ahead
     }
 
-    /// Decides one send at `now` and takes its place in the window. A denial changes nothing but what [`Quota::clamp_window_start`]
-    /// does.
+    /// Decides one send at `now` and counts it if it is allowed. A denial changes nothing except for
+    /// [`Quota::clamp_window_start`].
     pub fn send(&mut self, now: Timestamp) -> Verdict<Grant> {
         self.clamp_window_start(now);
         if self.window_has_passed(now) {
@@ -116,27 +110,27 @@ impl Quota {
         Verdict::Allowed(Grant { remaining: self.remaining(), reset_at: self.reset_at() })
     }
 
-    /// Takes up to `units` places of the window at once, ahead of the sends they are for, and says how many it got.
+    /// Counts up to `units` messages before they are sent, and returns how many fit into the window.
     pub fn reserve(&mut self, now: Timestamp, units: u32) -> u32 {
         self.clamp_window_start(now);
         if self.window_has_passed(now) && units > 0 {
             self.current_count = 0;
             self.last_refresh = now;
         }
-        let taken = units.min(self.remaining());
-        self.current_count = self.current_count.saturating_add(taken);
-        taken
+        let reserved = units.min(self.remaining());
+        self.current_count = self.current_count.saturating_add(reserved);
+        reserved
     }
 
-    /// Gives back places that were taken in the window that began at `window` and not used. Those of a window that
-    /// has ended, or that new limits have ended, are worth nothing.
+    /// Returns reserved messages that were not sent to the window that started at `window`. Does nothing if that
+    /// window has ended or was replaced by new limits.
     pub fn release(&mut self, window: Timestamp, units: u32) {
         if self.last_refresh == window {
             self.current_count = self.current_count.saturating_sub(units);
         }
     }
 
-    /// The row as it counts at `now`: a window that has passed reads as nothing spent.
+    /// Returns the row as it counts at `now`: the count is 0 once the window has passed.
     #[must_use]
     pub fn as_of(mut self, now: Timestamp) -> Self {
         self.clamp_window_start(now);
@@ -146,13 +140,11 @@ impl Quota {
         self
     }
 
-    /// Messages still allowed in the window that began at `last_refresh`.
     #[must_use]
     pub const fn remaining(&self) -> u32 {
         self.limits.rate_limit.saturating_sub(self.current_count)
     }
 
-    /// When the window that began at `last_refresh` ends.
     #[must_use]
     pub fn reset_at(&self) -> Timestamp {
         self.last_refresh.plus(self.limits.window())
@@ -196,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_turns_at_its_very_end_and_counts_1_from_there() {
+    fn a_new_window_starts_exactly_at_the_end_with_count_1() {
         let mut quota = quota(1, 1);
         assert!(quota.send(at(0)).is_allowed());
         assert!(!quota.send(Timestamp::from_micros(at(60).as_micros() - 1)).is_allowed());
@@ -205,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passed_window_reads_as_0_without_moving() {
+    fn reading_a_passed_window_returns_0_and_does_not_move_it() {
         let mut quota = quota(3, 1);
         assert!(quota.send(at(5)).is_allowed());
         assert_eq!(quota.as_of(at(59)).current_count, 1);
@@ -222,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_back_keeps_nobody_out_for_longer_than_a_window() {
+    fn a_clock_that_steps_back_delays_nobody_longer_than_a_window() {
         let mut quota = quota(1, 1);
-        assert!(quota.send(at(7_200)).is_allowed(), "a window that began two hours prefetch");
+        assert!(quota.send(at(7_200)).is_allowed(), "a window that starts two hours ahead");
         let denied = Denial { reason: DenialReason::QuotaExceeded, retry_after: Duration::from_secs(60) };
         assert_eq!(quota.send(at(0)), Verdict::Denied(denied));
         assert!(!quota.send(at(59)).is_allowed());
@@ -232,21 +224,21 @@ mod tests {
     }
 
     #[test]
-    fn places_taken_ahead_count_like_sends_and_can_be_given_back_in_their_window() {
+    fn reserved_units_count_like_sends_and_can_be_released_in_their_window() {
         let mut row = quota(10, 1);
         assert_eq!(row.reserve(at(1), 4), 4);
         assert_eq!(row.reserve(at(2), 9), 6, "no more than the window has");
         assert!(matches!(row.send(at(3)), Verdict::Denied(_)));
         row.release(START, 3);
         assert!(matches!(row.send(at(4)), Verdict::Allowed(Grant { remaining: 2, .. })));
-        // The next window starts anew, and what was taken in the last one is not given back to it.
+        // Units reserved in the previous window are not returned to the next one.
         assert_eq!(row.reserve(at(60), 2), 2);
         row.release(START, 6);
         assert_eq!((row.current_count, row.last_refresh), (2, at(60)));
     }
 
     #[test]
-    fn a_tenth_is_taken_ahead_and_a_thousand_at_most() {
+    fn a_tenth_is_prefetched_and_a_thousand_at_most() {
         let prefetch = |limit| QuotaLimits::new(limit, 1).unwrap().prefetch();
         assert_eq!([prefetch(1), prefetch(9), prefetch(50), prefetch(QuotaLimits::MAX)], [0, 0, 5, 1_000]);
     }

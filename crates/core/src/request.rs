@@ -1,11 +1,11 @@
-//! Request: downstream capacity, once per key.
+//! Request: submissions that are accepted once per key and executed by a downstream of limited capacity.
 //!
-//! A submission is accepted once for each key of its tenant ([`idempotency`], on the [`canonical`] form of its payload),
-//! then worked on until it is done: [`state`] says which states follow which and whose report counts, [`retry`] what an
-//! answer of the downstream means and when to call again, [`breaker`] when not to call at all. [`canary`] picks the
-//! tenants that a gradual rollout has reached.
+//! A submission is accepted once per tenant and key ([`idempotency`], on the [`canonical`] form of its payload), then
+//! worked on until it is done. [`state`] defines the states of a request and whose report counts, [`retry`] what a
+//! response of the downstream means and when to call again, [`breaker`] when not to call at all. [`canary`] selects
+//! the tenants of a gradual rollout.
 //!
-//! How the record is stored, how the downstream is called and who does the work is left to others.
+//! Storing requests, calling the downstream and running workers is left to other crates.
 
 pub mod breaker;
 pub mod canary;
@@ -17,17 +17,15 @@ pub mod state;
 
 pub use json::{DEPTH_MAX, JsonError};
 
-/// What a token must allow for a caller to do something with requests.
+/// The scope that a token needs for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Submit requests.
     Create,
-    /// Read the tenant's own requests.
     Read,
 }
 
 impl Scope {
-    /// The scope as tokens spell it.
+    /// Returns the name in the `scope` claim of a token.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -36,7 +34,7 @@ impl Scope {
         }
     }
 
-    /// Whether a token's `scope`, names separated by spaces, allows this.
+    /// Whether a token's `scope`, names separated by spaces, contains this one.
     #[must_use]
     pub fn is_in(self, granted: &str) -> bool {
         granted.split(' ').any(|name| name == self.as_str())
@@ -48,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_a_whole_word_of_what_was_granted() {
+    fn a_scope_matches_whole_names_only() {
         assert!(Scope::Create.is_in("openid requests:create"));
         assert!(Scope::Read.is_in("requests:read"));
         for other in

@@ -1,7 +1,8 @@
-//! Sale: units of stock, one per buyer, between two times.
+//! Sale: units of stock, one per buyer, between a start and an end time.
 //!
-//! A sale is UPCOMING until its start, ACTIVE until its end or its last unit, and then ENDED for ever: whatever the clock
-//! does later, a state is never left backwards. A buyer who has a unit is told so whatever the state; nobody gets a second.
+//! A sale is UPCOMING until its start, ACTIVE until its end or its last unit, then ENDED for ever. It never returns to
+//! an earlier state, whatever the clock does. A buyer who owns a unit gets that answer in every state; nobody gets a
+//! second unit.
 
 mod number;
 mod terms;
@@ -11,17 +12,14 @@ pub use terms::{Sku, SkuError, Stock, Terms, TermsChange, TermsError};
 
 use crate::Timestamp;
 
-/// Why a sale is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndReason {
-    /// Every unit has a buyer.
     SoldOut,
-    /// Its time is over.
     TimeExpired,
 }
 
 impl EndReason {
-    /// The reason's name on the wire and in tables.
+    /// Returns the name on the wire and in tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -31,20 +29,17 @@ impl EndReason {
     }
 }
 
-/// Where a sale is on its way. Later states are greater; why it ended does not change any more.
+/// The state of a sale. Later states are greater. The reason for the end never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SaleState {
-    /// Nobody can buy yet.
     #[default]
     Upcoming,
-    /// Whoever comes while there is stock gets a unit.
     Active,
-    /// Nobody can buy any more.
     Ended(EndReason),
 }
 
 impl SaleState {
-    /// The state's name on the wire and in tables.
+    /// Returns the name on the wire and in tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +49,6 @@ impl SaleState {
         }
     }
 
-    /// Why it is over, once it is.
     #[must_use]
     pub const fn end_reason(self) -> Option<EndReason> {
         match self {
@@ -63,7 +57,7 @@ impl SaleState {
         }
     }
 
-    /// The state a table holds; None for texts that no version wrote.
+    /// Parses the columns of a table. Returns `None` for values that no version has written.
     #[must_use]
     pub fn parse(state: &str, reason: Option<&str>) -> Option<Self> {
         match (state, reason) {
@@ -76,39 +70,32 @@ impl SaleState {
     }
 }
 
-/// A sale as it stands: what it offers, what is sold, and the state it was last seen in.
+/// A sale: what it offers, what is sold, and the last recorded state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sale {
-    /// What it offers, and when.
     pub terms: Terms,
-    /// Units that have a buyer.
     pub sold: u32,
-    /// The state it was last seen in. Time may have passed since: ask [`Sale::state_at`].
+    /// The last recorded state. The state may have changed since: see [`Sale::state_at`].
     pub state: SaleState,
 }
 
-/// Why a buyer gets no unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PurchaseRefusal {
-    /// The buyer has one already.
     AlreadyPurchased,
-    /// All units have buyers.
     SoldOut,
-    /// The sale has not begun, or its time is over.
+    /// The sale has not started, or its time is over.
     NotActive,
 }
 
-/// A unit that has found its buyer.
+/// A completed purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PurchaseReceipt {
-    /// Counts the sale's purchases, from 1.
+    /// The number of the purchase within the sale, from 1.
     pub number: u32,
-    /// When it was bought.
     pub at: Timestamp,
 }
 
 impl PurchaseReceipt {
-    /// The name the buyer knows it by.
     #[must_use]
     pub const fn purchase_no(self) -> PurchaseNo {
         PurchaseNo { number: self.number, at: self.at }
@@ -116,19 +103,19 @@ impl PurchaseReceipt {
 }
 
 impl Sale {
-    /// A sale that nobody has bought from.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
         Self { terms, sold: 0, state: SaleState::Upcoming }
     }
 
-    /// Units without a buyer.
+    /// Returns the units left.
     #[must_use]
     pub const fn stock(&self) -> u32 {
         self.terms.initial_stock.get().saturating_sub(self.sold)
     }
 
-    /// The state at a time: the one it was last seen in, or a later one that is due. The last unit ends it at once.
+    /// Returns the state at `now`: the recorded one, or a later one that is due. Selling the last unit ends a sale at
+    /// once.
     #[must_use]
     pub fn state_at(&self, now: Timestamp) -> SaleState {
         if let SaleState::Ended(_) = self.state {
@@ -146,7 +133,7 @@ impl Sale {
         self.state.max(due)
     }
 
-    /// When time alone changes the state next; None once it is over.
+    /// Returns when the state changes next by time alone, or `None` once the sale has ended.
     #[must_use]
     pub fn next_transition(&self, now: Timestamp) -> Option<Timestamp> {
         match self.state_at(now) {
@@ -156,18 +143,18 @@ impl Sale {
         }
     }
 
-    /// Takes note of the time. True when the state has changed.
+    /// Records the state at `now` and returns whether it has changed.
     pub fn advance(&mut self, now: Timestamp) -> bool {
         let after = self.state_at(now);
         std::mem::replace(&mut self.state, after) != after
     }
 
-    /// Sells one unit to a buyer, or says why not. `has_one` is whether the buyer has bought from this sale before: that
-    /// is the answer then, whatever the state, so that a buyer who asks again after a lost answer learns the truth.
-    /// The refusal; nothing has changed then but, with time, the state.
-    pub fn sell(&mut self, has_one: bool, now: Timestamp) -> Result<PurchaseReceipt, PurchaseRefusal> {
+    /// Sells one unit, or refuses. `has_bought` says whether the buyer has bought from this sale before; that is then
+    /// the answer in every state, so that a buyer who retries after a lost response learns of the purchase. A refusal
+    /// changes at most the state, as time passes.
+    pub fn sell(&mut self, has_bought: bool, now: Timestamp) -> Result<PurchaseReceipt, PurchaseRefusal> {
         self.advance(now);
-        if has_one {
+        if has_bought {
             return Err(PurchaseRefusal::AlreadyPurchased);
         }
         match self.state {
@@ -177,14 +164,13 @@ impl Sale {
             }
             SaleState::Active => {}
         }
-        // An active sale has stock, or the turn above would have ended it.
+        // An active sale has stock: otherwise `advance` would have ended it.
         self.sold = self.sold.saturating_add(1);
         self.advance(now);
         Ok(PurchaseReceipt { number: self.sold, at: now })
     }
 
-    /// Changes what the sale offers, while nobody can have bought.
-    /// Why it stays as it was.
+    /// Changes the terms of a sale that has not started.
     pub fn change(&mut self, change: &TermsChange, now: Timestamp) -> Result<(), ChangeError> {
         self.advance(now);
         if self.state != SaleState::Upcoming {
@@ -197,13 +183,11 @@ impl Sale {
     }
 }
 
-/// Why a sale's terms stay as they were.
+/// Why the terms of a sale cannot be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// It has begun, or is over.
     #[error("the sale is active or ended")]
     NotModifiable,
-    /// The new terms are none.
     #[error(transparent)]
     Terms(#[from] TermsError),
 }

@@ -1,40 +1,35 @@
-//! Slot: payments per time window.
+//! Slot: spreads payments over time windows.
 //!
-//! Time is cut into windows of one size, aligned to the epoch. An event goes into the window of the time it asks for, or
-//! else into the first later one that has room, and gets a random time inside it. A window that has begun when the event
-//! wants to run offers only the share of its places that the rest of its time is worth.
+//! Time is divided into windows of one size, aligned to the epoch. An event goes into the window of its requested
+//! time, or into the first later window with room, and gets a random time inside it. If the requested time lies within
+//! a window, that window offers only the share of its capacity that the rest of its time is worth.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::Timestamp;
 
-/// How many events may run in how long a window.
+/// The maximum number of events per window, and the window size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     max_per_window: u32,
     window_ms: u64,
 }
 
-/// A number that a [`Pace`] does not take. The messages finish the sentence "maxPerWindow …" or "windowSize …".
+/// A number outside the range of a [`Pace`]. The messages complete the sentence "maxPerWindow …" or "windowSize …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PaceError {
-    /// Not from 1 to [`Pace::MAX_PER_WINDOW`].
     #[error("must be an integer from 1 to {}", Pace::MAX_PER_WINDOW)]
     MaxPerWindow,
-    /// Not whole milliseconds from 1 ms to [`Pace::MAX_WINDOW`].
     #[error("must be a duration of whole milliseconds from 1 millisecond to 366 days, such as PT4S")]
     WindowSize,
 }
 
 impl Pace {
-    /// The largest number of events in a window: what a Postgres `INT` holds.
+    /// The largest number of events in a window: the maximum of a Postgres `INT`.
     pub const MAX_PER_WINDOW: u32 = i32::MAX.unsigned_abs();
-    /// The longest window.
     pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
 
-    /// Checks and joins the two.
-    /// Fails when either is out of range.
     pub fn new(max_per_window: u32, window: Duration) -> Result<Self, PaceError> {
         if !matches!(max_per_window, 1..=Self::MAX_PER_WINDOW) {
             return Err(PaceError::MaxPerWindow);
@@ -47,47 +42,45 @@ impl Pace {
         Ok(Self { max_per_window, window_ms })
     }
 
-    /// Events in a window.
     #[must_use]
     pub const fn max_per_window(&self) -> u32 {
         self.max_per_window
     }
 
-    /// The length of a window.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window_ms)
     }
 
-    /// The start of the window that `at` is in.
+    /// Returns the start of the window that contains `at`.
     #[must_use]
     pub fn window_of(&self, at: Timestamp) -> Timestamp {
         let into = at.as_micros().checked_rem_euclid(self.window_us()).unwrap_or(0);
         Timestamp::from_micros(at.as_micros().saturating_sub(into))
     }
 
-    /// The start of the window `count` windows after the one that begins at `start`.
+    /// Returns the start of the window `count` windows after the one that starts at `start`.
     #[must_use]
     pub fn window_after(&self, start: Timestamp, count: u64) -> Timestamp {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         Timestamp::from_micros(start.as_micros().saturating_add(self.window_us().saturating_mul(count)))
     }
 
-    /// How many places a window offers to events that want to run at `requested`, inside it: all of them at its start,
-    /// later the share that is left of its time, rounded down.
+    /// Returns how many events requested for `requested` their own window takes: the maximum at the start of the
+    /// window, later the share of the remaining time, rounded down.
     #[must_use]
     pub fn capacity_from(&self, requested: Timestamp) -> u32 {
         if self.first_ms(requested) >= self.window_ms {
             return 0;
         }
         let (window, into) = (i128::from(self.window_us()), self.elapsed_us(requested));
-        let left = window.saturating_sub(into);
-        let capacity_from = i128::from(self.max_per_window).saturating_mul(left).checked_div(window);
-        capacity_from.and_then(|capacity_from| u32::try_from(capacity_from).ok()).unwrap_or(0)
+        let time_left = window.saturating_sub(into);
+        let capacity = i128::from(self.max_per_window).saturating_mul(time_left).checked_div(window);
+        capacity.and_then(|capacity| u32::try_from(capacity).ok()).unwrap_or(0)
     }
 
-    /// A time in the window that begins at `start`, not before `requested`; `chance` decides which millisecond. None
-    /// when no millisecond of the window is left.
+    /// Returns a random time in the window that starts at `start`, not before `requested`, or `None` if no millisecond
+    /// of the window is left.
     #[must_use]
     pub fn jitter(&self, start: Timestamp, requested: Timestamp, random: u64) -> Option<Timestamp> {
         let first_ms = if start == self.window_of(requested) { self.first_ms(requested) } else { 0 };
@@ -104,68 +97,61 @@ impl Pace {
         i128::from(at.as_micros()).saturating_sub(i128::from(self.window_of(at).as_micros()))
     }
 
-    /// The first whole millisecond of its window that is not before `requested`.
+    /// Returns the offset in the window of the first whole millisecond that is not before `requested`.
     fn first_ms(&self, requested: Timestamp) -> u64 {
         let into_us = u64::try_from(self.elapsed_us(requested)).unwrap_or(u64::MAX);
         into_us.div_ceil(1_000)
     }
 }
 
-/// Where an event was put.
+/// The window and the time assigned to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotAssignment {
-    /// The start of its window.
     pub window_start: Timestamp,
-    /// Its time inside it.
     pub scheduled: Timestamp,
 }
 
-/// Whether a window takes more events.
+/// Whether a window has room for more events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowStatus {
-    /// It has room.
     Open,
-    /// It is full.
     Closed,
 }
 
 impl WindowStatus {
-    /// The status of a window with so many events.
     #[must_use]
     pub const fn from_count(count: u32, pace: &Pace) -> Self {
         if count < pace.max_per_window { Self::Open } else { Self::Closed }
     }
 }
 
-/// What is known of a config's windows: which have room, which others hold, which are full. Of the rest nothing is known
-/// until an engine has looked.
+/// The windows of a config as far as an engine has loaded them: those with room, those locked by other transactions
+/// and the full ones.
 #[derive(Clone, Debug)]
 pub struct Windows {
     pace: Pace,
-    /// How many windows past the first one with room are searched.
+    /// How many windows to search beyond the first locked one.
     headroom: u32,
-    /// Windows with room, and how many events each has.
+    /// Windows with room, with their number of events.
     open: BTreeMap<Timestamp, u32>,
     locked: BTreeSet<Timestamp>,
-    /// Runs of full windows: where each begins, and the first window behind it. No two touch.
+    /// Runs of full windows: the start of the first one, and of the first window after the run. Runs never touch.
     full: BTreeMap<Timestamp, Timestamp>,
-    /// Windows that events were put into, and how many each has now.
+    /// Windows that events were assigned to, with their new number of events.
     changed: BTreeMap<Timestamp, u32>,
 }
 
-/// Why no window was found for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowSearchError {
-    /// The window that begins here has to be looked at first.
+    /// The window that starts here must be loaded before the search can continue.
     NotLoaded(Timestamp),
-    /// Others hold the windows of the headroom.
+    /// Other transactions have locked all windows within the headroom.
     Locked,
-    /// All windows up to the end of time are full.
+    /// All windows up to the largest timestamp are full.
     AllFull,
 }
 
 impl Windows {
-    /// Nothing is known yet.
     #[must_use]
     pub const fn new(pace: Pace, headroom: u32) -> Self {
         Self {
@@ -178,15 +164,15 @@ impl Windows {
         }
     }
 
-    /// The pace they follow.
     #[must_use]
     pub const fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// Adds a window that may be used and has so many events. What was done here is newer than what is read later.
+    /// Adds a loaded window with its number of events. If the window is already open or full here, this does nothing:
+    /// what was assigned here is newer than what was read.
     pub fn add(&mut self, start: Timestamp, count: u32) {
-        if self.is_known_open_or_full(start) {
+        if self.is_resolved(start) {
             return;
         }
         self.locked.remove(&start);
@@ -198,14 +184,14 @@ impl Windows {
         }
     }
 
-    /// Adds a window that has room and that others hold.
+    /// Adds a window that has room and that another transaction has locked.
     pub fn add_locked(&mut self, start: Timestamp) {
-        if !self.is_known_open_or_full(start) {
+        if !self.is_resolved(start) {
             self.locked.insert(start);
         }
     }
 
-    /// Adds a run of full windows, from the one that begins at `start` up to the one that begins at `end`.
+    /// Adds a run of full windows from the one that starts at `start` to the one before `end`.
     pub fn add_full(&mut self, start: Timestamp, end: Timestamp) {
         let (mut start, mut end) = (start, end);
         if end <= start {
@@ -220,17 +206,12 @@ impl Windows {
         self.full.insert(start, end);
     }
 
-    /// The window for an event: that of the time it asks for, while it has a share left, or else the first later one
-    /// with room.
-    /// Fails when there is none, or more has to be known to say which.
+    /// Returns the window of the requested time while its share lasts, otherwise the first later window with room.
     pub fn find(&self, requested: Timestamp) -> Result<Timestamp, WindowSearchError> {
-        let (first, capacity_from) = (self.pace.window_of(requested), self.pace.capacity_from(requested));
+        let (first, capacity) = (self.pace.window_of(requested), self.pace.capacity_from(requested));
         match self.open.get(&first) {
-            Some(count) if *count < capacity_from => return Ok(first),
-            None if capacity_from > 0
-                && !self.is_known_open_or_full(first)
-                && !self.locked.contains(&first) =>
-            {
+            Some(count) if *count < capacity => return Ok(first),
+            None if capacity > 0 && !self.is_resolved(first) && !self.locked.contains(&first) => {
                 return Err(WindowSearchError::NotLoaded(first));
             }
             _ => {}
@@ -238,7 +219,7 @@ impl Windows {
         self.search(first)
     }
 
-    /// Puts an event into a window that was found for it; `chance` decides on its time.
+    /// Assigns an event to a window that [`find`](Self::find) returned, at a random time.
     pub fn assign(
         &mut self,
         window_start: Timestamp,
@@ -260,21 +241,21 @@ impl Windows {
         Some(SlotAssignment { window_start, scheduled })
     }
 
-    /// The windows that events were put into, how many each has now, and whether it has room for more.
+    /// Returns each window that events were assigned to, with its new number of events and its status.
     pub fn changed(&self) -> impl Iterator<Item = (Timestamp, u32, WindowStatus)> + '_ {
         self.changed
             .iter()
             .map(|(start, count)| (*start, *count, WindowStatus::from_count(*count, &self.pace)))
     }
 
-    /// The window behind another; none at the end of time.
+    /// Returns the start of the next window, or `None` at the end of time.
     #[must_use]
     pub fn next_window(&self, start: Timestamp) -> Option<Timestamp> {
         let next = self.pace.window_after(start, 1);
         (next > start && self.pace.window_of(next) == next).then_some(next)
     }
 
-    /// The first window after `first` that may be used, no further than the headroom from the first that others hold.
+    /// Returns the first window after `first` with room, at most the headroom beyond the first locked one.
     fn search(&self, first: Timestamp) -> Result<Timestamp, WindowSearchError> {
         let mut limit = None;
         let end_of_time = |limit: Option<Timestamp>| {
@@ -302,58 +283,53 @@ impl Windows {
         }
     }
 
-    /// Whether a window is known to be open or full.
-    fn is_known_open_or_full(&self, start: Timestamp) -> bool {
+    fn is_resolved(&self, start: Timestamp) -> bool {
         self.open.contains_key(&start) || self.end_of_full_run(start).is_some()
     }
 
-    /// The first window behind the run of full ones that a window is in.
+    /// Returns the first window after the run of full windows that contains `at`.
     fn end_of_full_run(&self, at: Timestamp) -> Option<Timestamp> {
         self.full.range(..=at).next_back().map(|(_, end)| *end).filter(|end| *end > at)
     }
 }
 
-/// Where a load would end, were it assigned now.
+/// The windows that a load would use if it were assigned now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forecast {
-    /// The window of its first event.
     pub first_window: Timestamp,
-    /// The window of its last event.
     pub last_window: Timestamp,
-    /// How many windows it would use.
     pub windows: u64,
 }
 
-/// Follows a load through the windows without assigning it. Counters are taken in order; windows between them are empty.
+/// Simulates the assignment of a load. Window counts must be added in order; windows between them are empty.
 #[derive(Clone, Debug)]
 pub struct Forecaster {
     pace: Pace,
     requested: Timestamp,
-    left: u64,
-    /// The first window that was not looked at.
+    remaining: u64,
+    /// The first window that was not simulated yet.
     next: Timestamp,
     used: Option<Forecast>,
 }
 
 impl Forecaster {
-    /// A load of so many events for one time.
     #[must_use]
     pub fn new(pace: Pace, requested: Timestamp, events: u64) -> Self {
-        Self { pace, requested, left: events, next: pace.window_of(requested), used: None }
+        Self { pace, requested, remaining: events, next: pace.window_of(requested), used: None }
     }
 
-    /// Takes the next counter. True once the whole load has found room.
-    pub fn take(&mut self, start: Timestamp, count: u32) -> bool {
+    /// Adds the next window and its number of events. Returns whether the whole load has found room.
+    pub fn add_window(&mut self, start: Timestamp, count: u32) -> bool {
         self.fill_empty(Some(start));
-        if self.left > 0 && start == self.next {
+        if self.remaining > 0 && start == self.next {
             let room = self.offer(start).saturating_sub(count);
             self.place(start, u64::from(room), 1);
             self.next = self.pace.window_after(start, 1);
         }
-        self.left == 0
+        self.remaining == 0
     }
 
-    /// What the load comes to, with nothing but empty windows behind the last counter. None for a load of nothing.
+    /// Returns the forecast if all windows after the last added one are empty, or `None` for an empty load.
     #[must_use]
     pub fn finish(mut self) -> Option<Forecast> {
         self.fill_empty(None);
@@ -368,9 +344,10 @@ impl Forecaster {
         }
     }
 
-    /// Uses the empty windows up to `until`: the first one, which may offer less, then as many whole ones as it takes.
+    /// Fills the empty windows before `until`: the first one, which may offer less, then as many whole ones as the
+    /// load needs.
     fn fill_empty(&mut self, until: Option<Timestamp>) {
-        if self.left > 0
+        if self.remaining > 0
             && self.next == self.pace.window_of(self.requested)
             && until.is_none_or(|end| self.next < end)
         {
@@ -381,7 +358,7 @@ impl Forecaster {
             let gap_us = end.as_micros().saturating_sub(self.next.as_micros()).max(0).unsigned_abs();
             gap_us.checked_div(self.pace.window_us().unsigned_abs()).unwrap_or(0)
         });
-        let needed = self.left.div_ceil(u64::from(self.pace.max_per_window())).min(gap);
+        let needed = self.remaining.div_ceil(u64::from(self.pace.max_per_window())).min(gap);
         if needed > 0 {
             let room = needed.saturating_mul(u64::from(self.pace.max_per_window()));
             self.place(self.next, room, needed);
@@ -389,13 +366,13 @@ impl Forecaster {
         self.next = self.pace.window_after(self.next, if until.is_some() { gap } else { needed });
     }
 
-    /// Puts what fits into `windows` windows from `start` on.
+    /// Assigns what fits into `windows` windows from `start` on.
     fn place(&mut self, start: Timestamp, room: u64, windows: u64) {
-        let placed = room.min(self.left);
+        let placed = room.min(self.remaining);
         if placed == 0 {
             return;
         }
-        self.left = self.left.saturating_sub(placed);
+        self.remaining = self.remaining.saturating_sub(placed);
         let last_window = self.pace.window_after(start, windows.saturating_sub(1));
         let before = self.used.map_or(0, |used| used.windows);
         let first_window = self.used.map_or(start, |used| used.first_window);
@@ -443,14 +420,14 @@ mod tests {
     }
 
     #[test]
-    fn events_go_to_their_window_then_to_the_first_with_room() {
+    fn events_go_to_their_window_or_to_the_next_with_room() {
         let mut windows = Windows::new(pace(2, 1_000), 100);
         assert_eq!(windows.find(at(500)), Err(WindowSearchError::NotLoaded(at(0))));
         for start in 0..4 {
             windows.add(at(start * 1_000), 0);
         }
         let starts: Vec<_> = (0..8).map(|_| place(&mut windows, at(500))).collect();
-        // Half a window is one place of two.
+        // Half a window has room for one event of two.
         let expected = [0, 1_000, 1_000, 2_000, 2_000, 3_000, 3_000].map(|ms| Ok(at(ms)));
         assert_eq!(starts[..7], expected);
         assert_eq!(starts[7], Err(WindowSearchError::NotLoaded(at(4_000))), "nothing else is known");
@@ -461,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_nothing_is_known_of_is_not_passed_over() {
+    fn a_window_that_is_not_loaded_is_not_skipped() {
         let mut windows = Windows::new(pace(1, 1_000), 100);
         windows.add(at(0), 1);
         windows.add(at(5_000), 0);
@@ -477,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_hold_is_passed_over_as_far_as_the_headroom() {
+    fn locked_windows_are_skipped_as_far_as_the_headroom() {
         let mut windows = Windows::new(pace(1, 1_000), 2);
         windows.add_full(at(0), at(1_000));
         windows.add_locked(at(1_000));
@@ -492,11 +469,11 @@ mod tests {
         );
         assert_eq!(place(&mut windows, at(2_500)), Ok(at(4_000)), "for window_after events it is not");
         windows.add(at(2_000), 0);
-        assert_eq!(place(&mut windows, at(0)), Ok(at(2_000)), "whoever locked it is done");
+        assert_eq!(place(&mut windows, at(0)), Ok(at(2_000)), "the other transaction has ended");
     }
 
     #[test]
-    fn time_ends() {
+    fn the_search_ends_at_the_end_of_time() {
         let last = pace(1, 1_000).window_of(Timestamp::from_micros(i64::MAX));
         for full_to in [Timestamp::from_micros(i64::MAX), last] {
             let mut windows = Windows::new(pace(1, 1_000), 100);
@@ -509,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_has_bounds() {
+    fn a_pace_outside_its_bounds_is_rejected() {
         assert_eq!(Pace::new(0, Duration::from_secs(1)), Err(PaceError::MaxPerWindow));
         assert_eq!(Pace::new(1, Duration::ZERO), Err(PaceError::WindowSize));
         assert_eq!(Pace::new(1, Duration::from_nanos(1_500_000)), Err(PaceError::WindowSize));

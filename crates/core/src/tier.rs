@@ -1,9 +1,9 @@
-//! Tier: AI calls per plan, minute and day; and the limits behind it, for anyone.
+//! Tier: limits on AI calls per plan, minute and day, and the general limits that policies use.
 //!
-//! A [`Rule`] says how much a key may spend, and a few bytes beside it say what the key has spent. Both belong to the
-//! engine, which locks the bytes, asks the rule, and keeps what comes back. A refusal changes nothing, so several rules
-//! can be spent together or not at all. What a plan allows, and how an answer looks to a caller, are data and functions
-//! here too: [`Plan`], [`Tier`], [`TierLimits`], [`TierHeaders`].
+//! A [`Rule`] says how much a key may spend; its `Usage`, a few bytes, says what the key has spent. Both belong to the
+//! engine, which locks the bytes, applies the rule and saves the result. A denial changes nothing, so several rules
+//! can be spent together or not at all. What a plan allows and which headers a response gets are defined here too:
+//! [`Plan`], [`Tier`], [`TierLimits`], [`TierHeaders`].
 
 mod bucket;
 mod headers;

@@ -1,8 +1,8 @@
-//! Signatures of webhooks, as Standard Webhooks has them: HMAC-SHA-256 over the message's id, its time and its body.
+//! Webhook signatures according to Standard Webhooks: HMAC-SHA-256 over the message's id, time and body.
 //!
-//! The same rule signs what Weir sends and checks what it receives. Reading the headers `webhook-id`, `webhook-timestamp`
-//! and `webhook-signature` is left to whoever has them. A message may be repeated within the tolerance, so what is done
-//! with it has to bear that.
+//! The same rule signs the webhooks that Weir sends and verifies those it receives. Callers read and write the headers
+//! `webhook-id`, `webhook-timestamp` and `webhook-signature`. A message can be replayed within the tolerance, so its
+//! handler must be idempotent.
 
 use std::time::Duration;
 
@@ -13,79 +13,68 @@ use sha2::Sha256;
 
 use crate::Timestamp;
 
-/// How far a message's time may be from the present, in either direction.
+/// The largest accepted difference between a message's time and now, in either direction.
 pub const TOLERANCE: Duration = Duration::from_secs(300);
 
-/// What the text of a secret begins with.
 const SECRET_PREFIX: &str = "whsec_";
-/// What a signature of this kind begins with.
 const SIGNATURE_PREFIX: &str = "v1,";
 
-/// A shared secret, ready for use. It can be neither printed nor read back.
+/// A shared secret. It can be neither printed nor read back.
 #[derive(Clone)]
 pub struct SigningSecret(Hmac<Sha256>);
 
-/// Why a text is no secret. The messages finish the sentence "`WEIR_WEBHOOK_SECRET` …".
+/// Why a text is not a valid secret. The messages complete the sentence "`WEIR_WEBHOOK_SECRET` …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SigningSecretError {
-    /// It does not begin with `whsec_`.
     #[error("must begin with {SECRET_PREFIX}")]
     Prefix,
-    /// What follows is not base64.
     #[error("must have base64 after {SECRET_PREFIX}")]
     Base64,
     /// Too short to be safe, or longer than the standard allows.
-    #[error("must stand for {} to {} bytes", SigningSecret::MIN_BYTES, SigningSecret::MAX_BYTES)]
+    #[error("must encode {} to {} bytes", SigningSecret::MIN_BYTES, SigningSecret::MAX_BYTES)]
     Length,
 }
 
-/// Why a message is not to be believed.
+/// Why a message is not authentic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
-    /// The id is empty, or has a full stop, which could shift the parts that are signed.
+    /// The id is empty or contains a full stop, which could shift the boundary between the signed parts.
     #[error("the webhook's id is not valid")]
     Id,
-    /// The time is not a number of seconds.
     #[error("the webhook's timestamp is not valid")]
     Timestamp,
-    /// The time is too long ago.
     #[error("the webhook's timestamp is too old")]
     TooOld,
-    /// The time is too far ahead.
     #[error("the webhook's timestamp is too far in the future")]
     TooNew,
-    /// None of the signatures is by any of the secrets.
+    /// None of the signatures was made with any of the secrets.
     #[error("no signature of the webhook matches")]
     NoMatch,
 }
 
 impl SigningSecret {
-    /// The shortest secret in bytes.
     pub const MIN_BYTES: usize = 24;
-    /// The longest secret in bytes.
     pub const MAX_BYTES: usize = 64;
 
-    /// Reads `whsec_` and base64.
-    /// Says what is wrong with the text, without repeating it.
+    /// Parses `whsec_` and base64. Errors do not repeat the text.
     pub fn parse(text: &str) -> Result<Self, SigningSecretError> {
         Self::from_key(&Self::decode(text)?)
     }
 
-    /// The bytes behind `whsec_` and base64, for whoever derives other secrets from them. Their number is not checked.
-    /// Says what is wrong with the text, without repeating it.
+    /// Decodes `whsec_` and base64, for callers that derive other secrets from the bytes. Does not check the length.
+    /// Errors do not repeat the text.
     pub fn decode(text: &str) -> Result<Vec<u8>, SigningSecretError> {
         let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SigningSecretError::Prefix)?;
         BASE64.decode(encoded).map_err(|_invalid| SigningSecretError::Base64)
     }
 
-    /// Bytes as the text that [`SigningSecret::parse`] reads.
+    /// Encodes bytes in the form that [`SigningSecret::parse`] reads.
     #[must_use]
     pub fn encode(key: &[u8]) -> String {
         format!("{SECRET_PREFIX}{}", BASE64.encode(key))
     }
 
-    /// Takes the bytes of a secret.
-    /// Fails when they are too few or too many.
+    /// Creates a secret from bytes; fails if there are too few or too many.
     pub fn from_key(key: &[u8]) -> Result<Self, SigningSecretError> {
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&key.len()) {
             return Err(SigningSecretError::Length);
@@ -98,36 +87,32 @@ impl SigningSecret {
     }
 }
 
-/// The signature of a message sent at `now`, as it stands in `webhook-signature`. The id must have no full stop; the time
-/// belongs into `webhook-timestamp` as whole seconds, see [`timestamp`].
+/// Returns the `webhook-signature` of a message sent at `now`. The id must not contain a full stop. The caller sends
+/// the same time as `webhook-timestamp`, see [`timestamp`].
 #[must_use]
 pub fn sign(secret: &SigningSecret, id: &str, now: Timestamp, body: &[u8]) -> String {
     let mac = secret.mac(id, &timestamp(now), body).finalize().into_bytes();
     format!("{SIGNATURE_PREFIX}{}", BASE64.encode(mac))
 }
 
-/// A time as it stands in `webhook-timestamp`: whole seconds since 1970.
+/// Formats a time for `webhook-timestamp`: whole seconds since 1970.
 #[must_use]
 pub fn timestamp(now: Timestamp) -> String {
     now.as_micros().div_euclid(1_000_000).to_string()
 }
 
-/// A message as it was received: the three headers and the body, byte by byte.
+/// A received message: the three headers and the unchanged body.
 #[derive(Clone, Copy)]
 pub struct SignedMessage<'a> {
-    /// `webhook-id`.
     pub id: &'a str,
-    /// `webhook-timestamp`.
     pub timestamp: &'a str,
-    /// `webhook-signature`: one or more, separated by spaces. Kinds other than `v1` are passed over.
+    /// One or more signatures, separated by spaces. Versions other than `v1` are ignored.
     pub signatures: &'a str,
-    /// The body.
     pub body: &'a [u8],
 }
 
-/// Whether a message was signed with one of the secrets (there are two while one is replaced) and is of the present.
-/// Signatures are compared in constant time.
-/// Says why the message is not to be believed.
+/// Checks that a message was signed with one of the secrets (there are two during a rotation) and is recent. Compares
+/// signatures in constant time.
 pub fn verify(
     secrets: &[SigningSecret],
     message: SignedMessage<'_>,
@@ -187,9 +172,9 @@ mod tests {
         verify(&[secret(SECRET)], message, at(SENT))
     }
 
-    /// The vectors that the standard's own libraries test with.
+    /// The test vectors of the Standard Webhooks libraries.
     #[test]
-    fn published_messages_get_their_published_signatures() {
+    fn signatures_match_the_published_test_vectors() {
         assert_eq!(sign(&secret(SECRET), ID, at(SENT), BODY), SIGNATURE);
         let other = secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
         let signature =
@@ -221,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_good_for_five_minutes_either_way() {
+    fn a_message_is_valid_for_five_minutes_either_way() {
         let good = message("1649367553", SIGNATURE);
         let check_at = |now| verify(&[secret(SECRET)], good, now);
         assert_eq!(check_at(at(SENT + 300)), Ok(()));
@@ -235,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_secret_is_replaced_both_are_good() {
+    fn old_and_new_secret_are_accepted_during_a_rotation() {
         let old = secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
         let good = message("1649367553", SIGNATURE);
         assert_eq!(verify(&[old.clone(), secret(SECRET)], good, at(SENT)), Ok(()));

@@ -1,27 +1,26 @@
-//! Whether a downstream is worth calling. After too many failures in a row nothing is sent to it for a while: requests
-//! stay queued and lose no attempts. Then a few calls are let through as probes; only when they succeed do the others
-//! follow.
+//! A circuit breaker for one downstream in one process. After too many failures in a row it opens: nothing is sent for
+//! a while, requests stay queued and lose no attempts. Then it lets a few calls through as probes, and closes once
+//! they succeed.
 //!
-//! A breaker is the memory of one process about one downstream. It takes the time as an argument and starts nothing.
+//! It takes the time as an argument and starts no tasks.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::Timestamp;
 
-/// When a breaker opens and how it closes again.
+/// When a breaker opens and when it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerRules {
-    /// Failures in a row that open it.
     pub failures: NonZeroU32,
-    /// How long it stays open; also how long a round of probes may take. Longer than a call may take.
+    /// How long it stays open, and how long a round of probes may take. Must be longer than a call may take.
     pub open_for: Duration,
-    /// Calls let through in a round of probes. It closes when all of them succeed.
+    /// The number of calls in a round of probes. The breaker closes when all of them succeed.
     pub probes: NonZeroU32,
 }
 
 impl Default for BreakerRules {
-    /// 10 failures in a row (more than the attempts of one request that fails by itself), 5 s, 3 probes.
+    /// 10 failures in a row (more than the attempts of a request that fails by itself), 5 s, 3 probes.
     fn default() -> Self {
         Self {
             failures: const { NonZeroU32::new(10).expect("10 is not 0") },
@@ -31,84 +30,69 @@ impl Default for BreakerRules {
     }
 }
 
-/// What a breaker does at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Every call goes through.
     Closed {
-        /// Failures since the last success.
         failures: u32,
     },
-    /// No call goes through.
     Open {
-        /// When probes begin.
         until: Timestamp,
     },
-    /// Probes go through and nothing else.
+    /// Only probes are let through.
     HalfOpen {
-        /// When a round whose probes were never reported gives way to another one.
+        /// When the next round of probes may start, if probes of this round were never reported.
         ends: Timestamp,
-        /// Probes let through in this round.
         admitted: u32,
-        /// How many of them have succeeded.
         succeeded: u32,
     },
 }
 
-/// What a call says about the downstream.
+/// What a call reveals about the downstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownstreamHealth {
-    /// It answers.
+    /// It responds.
     Up,
-    /// It does not, or fails.
+    /// It does not respond, or fails.
     Down,
-    /// The call was not made after all.
     Unknown,
 }
 
-/// The right to make one call, and to report once what came of it. A permit that is dropped is a probe without an answer.
+/// The right to make one call and to report its result once. A dropped permit counts as a probe without a result.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct CallPermit {
     round: u64,
 }
 
-/// Whether a call may be made.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CallAdmission {
-    /// Yes.
     Allowed(CallPermit),
-    /// Not now.
-    Denied {
-        /// When to ask again.
-        until: Timestamp,
-    },
+    Denied { until: Timestamp },
 }
 
-/// One process's memory of how one downstream does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breaker {
     rules: BreakerRules,
     state: BreakerState,
-    /// Counts changes of state. What is reported about a call from before the last one says nothing about the present.
+    /// Counts changes of state. Reports about calls from an earlier round are ignored: they say nothing about the
+    /// current state.
     round: u64,
 }
 
 impl Breaker {
-    /// A breaker that lets everything through.
     #[must_use]
     pub const fn new(rules: BreakerRules) -> Self {
         Self { rules, state: BreakerState::Closed { failures: 0 }, round: 0 }
     }
 
-    /// What it does, as of the last call or report.
+    /// Returns the state as of the last call or report.
     #[must_use]
     pub const fn state(&self) -> BreakerState {
         self.state
     }
 
-    /// How many calls it would let through now: for claiming no more work than can be done.
+    /// Returns how many calls would be let through now, so that a worker claims no more jobs than it can call.
     #[must_use]
     pub fn available_calls(&self, now: Timestamp) -> u32 {
         match self.state_at(now) {
@@ -118,7 +102,7 @@ impl Breaker {
         }
     }
 
-    /// Asks to make a call.
+    /// Decides whether a call may be made.
     pub fn admit(&mut self, now: Timestamp) -> CallAdmission {
         let state = self.state_at(now);
         if state != self.state {
@@ -135,7 +119,7 @@ impl Breaker {
         CallAdmission::Allowed(CallPermit { round: self.round })
     }
 
-    /// Takes in what came of a call.
+    /// Records the result of a call.
     pub fn report(&mut self, permit: CallPermit, health: DownstreamHealth, now: Timestamp) {
         if permit.round != self.round {
             return;
@@ -162,7 +146,7 @@ impl Breaker {
         }
     }
 
-    /// The state that time alone makes of the present one: a new round of probes, or no change.
+    /// Returns the state at `now`: a new round of probes once its time has come, otherwise the recorded state.
     fn state_at(&self, now: Timestamp) -> BreakerState {
         match self.state {
             BreakerState::Open { until: over } | BreakerState::HalfOpen { ends: over, .. } if now >= over => {

@@ -1,48 +1,42 @@
-//! Which tenants a gradual rollout has reached.
+//! Selects the tenants of a gradual rollout.
 //!
-//! A tenant's place is fixed for ever by its name: the first eight bytes of the SHA-256 of `weir request canary v1`, a NUL
-//! and the name, as a big-endian number, modulo 100. A rollout to `p` percent reaches the places below `p`. So every
-//! server and every version agrees, and whoever is reached stays reached while the percentage grows.
+//! A tenant's percentile depends only on its name: the first eight bytes of the SHA-256 of `weir request canary v1`, a
+//! NUL and the name, as a big-endian number, modulo 100. A rollout to `p` percent includes the percentiles below `p`.
+//! So all servers and versions agree, and a tenant that is included stays included while the percentage grows.
 
 use sha2::{Digest, Sha256};
 
 use crate::TenantId;
 
-/// How many of a hundred tenants are reached: 0 to 100.
+/// The percentage of tenants that a rollout includes: 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 
-/// A number above 100. The message finishes the sentence "the percentage …".
+/// A number above 100. The message completes the sentence "the percentage …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be an integer from 0 to 100")]
 pub struct PercentError;
 
 impl Percent {
-    /// Nobody.
     pub const NONE: Self = Self(0);
-    /// Everybody.
     pub const ALL: Self = Self(100);
 
-    /// Checks the number.
-    /// Fails when it is above 100.
     pub const fn new(percent: u8) -> Result<Self, PercentError> {
         if percent <= Self::ALL.0 { Ok(Self(percent)) } else { Err(PercentError) }
     }
 
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Whether a rollout to this many tenants has reached this one.
+    /// Returns whether a rollout to this percentage includes the tenant.
     #[must_use]
-    pub fn reaches(self, tenant: &TenantId) -> bool {
+    pub fn includes(self, tenant: &TenantId) -> bool {
         percentile(tenant) < u64::from(self.0)
     }
 }
 
-/// The tenant's place among a hundred.
 fn percentile(tenant: &TenantId) -> u64 {
     let hash =
         Sha256::new().chain_update(b"weir request canary v1\0").chain_update(tenant.as_str()).finalize();
@@ -58,21 +52,21 @@ mod tests {
         TenantId::parse(name).unwrap()
     }
 
-    /// Computed elsewhere. A change here would move tenants in and out of a rollout that is under way.
+    /// The expected values were computed elsewhere. A change would move tenants in and out of a rollout in progress.
     #[test]
-    fn places_never_change() {
+    fn percentiles_never_change() {
         assert_eq!(["acme", "globex", "t-0", "ü"].map(|name| percentile(&tenant(name))), [78, 66, 23, 86]);
         let at = |percent| Percent::new(percent).unwrap();
-        assert!(!at(78).reaches(&tenant("acme")));
-        assert!(at(79).reaches(&tenant("acme")));
+        assert!(!at(78).includes(&tenant("acme")));
+        assert!(at(79).includes(&tenant("acme")));
     }
 
     #[test]
-    fn a_percentage_reaches_about_so_many_tenants_and_more_reach_the_same_and_more() {
+    fn a_percentage_includes_that_share_of_tenants_and_a_larger_one_includes_them_too() {
         let tenants: Vec<_> = (0..2_000).map(|n| tenant(&format!("tenant-{n}"))).collect();
         let reached = |percent| {
             let percent = Percent::new(percent).unwrap();
-            tenants.iter().map(|tenant| percent.reaches(tenant)).collect::<Vec<_>>()
+            tenants.iter().map(|tenant| percent.includes(tenant)).collect::<Vec<_>>()
         };
         let count = |reached: &[bool]| reached.iter().filter(|reached| **reached).count();
         assert_eq!(count(&reached(0)), 0);
@@ -86,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_ends_at_100() {
+    fn a_percentage_above_100_is_rejected() {
         assert_eq!(Percent::new(101), Err(PercentError));
         assert_eq!(Percent::new(100), Ok(Percent::ALL));
         assert_eq!(Percent::new(0).map(Percent::get), Ok(0));

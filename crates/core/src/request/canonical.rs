@@ -1,8 +1,10 @@
-//! When two payloads are the same: they are if they are equal as JSON values, however they are spelled.
+//! The canonical form of payloads: two payloads are the same if they are equal as JSON values, however they are
+//! written.
 //!
-//! The canonical form is that of RFC 8785 (no space, fields sorted, one spelling for each string and number), except that
+//! The form is that of RFC 8785 (no white space, sorted fields, one spelling per string and number), except that
 //! numbers are compared exactly and not as 64-bit floats. So 1, 1.0 and 10e-1 are equal, but two account numbers of
-//! nineteen digits are not, although no float could tell them apart. For numbers of up to fifteen digits the two agree.
+//! nineteen digits are not, although no float could distinguish them. For numbers of up to fifteen digits the two
+//! agree.
 
 use std::fmt;
 
@@ -12,34 +14,32 @@ use crate::RequestType;
 
 use super::json::{JsonError, Value, parse};
 
-/// A JSON value in its one canonical spelling. It is a caller's payload, so no log gets to see it by accident.
+/// A JSON value in canonical form. `Debug` hides the text, so that payloads of callers do not get into logs by
+/// accident.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CanonicalJson(String);
 
 impl CanonicalJson {
-    /// Brings a JSON text into canonical form.
-    /// Fails when it is not JSON, or cannot mean the same to every reader, or is nested too deep.
+    /// Converts a JSON text to canonical form. Fails if it is invalid, ambiguous or nested too deep.
     pub fn parse(json: &[u8]) -> Result<Self, JsonError> {
         let mut out = String::with_capacity(json.len());
         write_value(&mut out, &parse(json)?)?;
         Ok(Self(out))
     }
 
-    /// The canonical text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// What a submission asks for, in 32 bytes: equal for equal payloads of one type.
+/// A hash of what a submission asks for: equal for equal payloads of one request type.
 ///
 /// It is the SHA-256 of the canonical form of `{"payload": …, "requestType": …}`, so anybody can compute it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of a payload for one type of request.
     #[must_use]
     pub fn new(request_type: &RequestType, payload: &CanonicalJson) -> Self {
         let mut kind = String::new();
@@ -53,13 +53,11 @@ impl Fingerprint {
         Self(hash.finalize().into())
     }
 
-    /// The fingerprint that a store has kept.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -92,16 +90,16 @@ fn write_value(out: &mut String, value: &Value<'_>) -> Result<(), JsonError> {
         Value::Text(text) => write_text(out, text),
         Value::Array(items) => {
             out.push('[');
-            for (place, item) in items.iter().enumerate() {
-                separate(out, place);
+            for (index, item) in items.iter().enumerate() {
+                separate(out, index);
                 write_value(out, item)?;
             }
             out.push(']');
         }
         Value::Object(fields) => {
             out.push('{');
-            for (place, (name, field)) in fields.iter().enumerate() {
-                separate(out, place);
+            for (index, (name, field)) in fields.iter().enumerate() {
+                separate(out, index);
                 write_text(out, name);
                 out.push(':');
                 write_value(out, field)?;
@@ -112,8 +110,8 @@ fn write_value(out: &mut String, value: &Value<'_>) -> Result<(), JsonError> {
     Ok(())
 }
 
-fn separate(out: &mut String, place: usize) {
-    if place > 0 {
+fn separate(out: &mut String, index: usize) {
+    if index > 0 {
         out.push(',');
     }
 }
@@ -136,12 +134,12 @@ fn write_text(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Whether a number is a short integer, which JSON lets nobody spell in two ways. Most numbers are.
+/// Whether the number is a short integer, which JSON allows to write in one way only. Most numbers are.
 fn is_plain(number: &str) -> bool {
     number.len() <= 21 && number != "-0" && !number.contains(['.', 'e', 'E'])
 }
 
-/// A number as 0.`digits` times ten to the power of `point`. Digits neither begin nor end with a zero; zero has none.
+/// The number 0.`digits` × 10^`point`. `digits` neither starts nor ends with a zero, and is empty for zero.
 struct Decimal {
     is_negative: bool,
     digits: String,
@@ -149,7 +147,7 @@ struct Decimal {
 }
 
 impl Decimal {
-    /// Takes a number apart that is spelled as JSON allows. None when its exponent does not fit 64 bits.
+    /// Parses a valid JSON number. Returns `None` if its exponent does not fit 64 bits.
     fn parse(number: &str) -> Option<Self> {
         let unsigned = number.trim_start_matches('-');
         let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
@@ -167,7 +165,7 @@ impl Decimal {
     }
 }
 
-/// Spells a number as ECMAScript does, which is what RFC 8785 refers to.
+/// Writes a number like ECMAScript, as RFC 8785 requires.
 fn write_number(out: &mut String, number: &Decimal) {
     if number.is_negative {
         out.push('-');
@@ -205,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_one_spelling() {
+    fn equal_numbers_have_one_form() {
         for (spelled, expected) in [
             ("1", "1"),
             ("1.0", "1"),
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_float_can_tell_apart_are_different() {
+    fn numbers_that_no_float_can_distinguish_are_different() {
         assert_ne!(canonical("9007199254740993"), canonical("9007199254740992"));
         assert_ne!(canonical("1e400"), canonical("1e401"));
         assert_eq!(canonical("1e9223372036854775808"), Err(JsonError::Exponent));
@@ -244,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_have_one_spelling() {
+    fn equal_strings_have_one_form() {
         assert_eq!(canonical(r#""\u0041\/\u00fC""#), Ok("\"A/ü\"".to_owned()));
         assert_eq!(canonical(r#""\ud83d\ude00 😀""#), Ok("\"😀 😀\"".to_owned()));
         assert_eq!(
@@ -255,22 +253,22 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_is_refused() {
+    fn half_of_a_surrogate_pair_is_rejected() {
         for half in [r#""\ud83d""#, r#""\ude00""#, r#""\ud83dx""#, r#""\ud83d\u0041""#, r#""\ud83d\ud83d""#] {
-            assert_eq!(canonical(half), Err(JsonError::HalfCharacter), "{half}");
+            assert_eq!(canonical(half), Err(JsonError::LoneSurrogate), "{half}");
         }
     }
 
-    /// The example of RFC 8785, section 3.2.3: by UTF-16 units, not by code points.
+    /// The example of RFC 8785, section 3.2.3: sorted by UTF-16 units, not by code points.
     #[test]
-    fn fields_are_sorted_as_the_standard_says() {
+    fn fields_are_sorted_by_utf_16_units() {
         let json = r#"{"\u20ac":1,"\r":2,"\ufb33":3,"1":4,"\ud83d\ude00":5,"\u0080":6,"\u00f6":7}"#;
         let expected = "{\"\\r\":2,\"1\":4,\"\u{80}\":6,\"ö\":7,\"€\":1,\"😀\":5,\"\u{fb33}\":3}";
         assert_eq!(canonical(json), Ok(expected.to_owned()));
     }
 
     #[test]
-    fn a_field_named_twice_is_refused_however_it_is_spelled() {
+    fn a_duplicate_field_is_rejected_however_it_is_escaped() {
         for json in [r#"{"a":1,"a":1}"#, r#"{"a":1,"b":2,"\u0061":3}"#, r#"[{"":{"x":1,"y":2,"x":1}}]"#] {
             assert_eq!(canonical(json), Err(JsonError::DuplicateField), "{json}");
         }
@@ -278,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn nesting_ends_at_the_limit_and_ten_thousand_levels_do_no_harm() {
+    fn nesting_beyond_the_limit_is_rejected_without_a_stack_overflow() {
         let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
         assert_eq!(canonical(&nested(DEPTH_MAX)), Ok(nested(DEPTH_MAX)));
         assert_eq!(canonical(&nested(DEPTH_MAX + 1)), Err(JsonError::TooDeep));
@@ -288,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn invalid_json_is_rejected() {
         for text in [
             "",
             " ",
@@ -330,19 +328,19 @@ mod tests {
         assert_eq!(CanonicalJson::parse(b"\"\xff\""), Err(JsonError::NotText));
     }
 
-    /// Computed elsewhere: a change would make every key that is remembered conflict with its own repetition.
+    /// The hash was computed elsewhere. A change would make every stored key conflict with its own repetition.
     #[test]
-    fn fingerprints_never_change_and_tell_types_apart() {
-        let of = |kind: &str, json: &str| {
+    fn fingerprints_never_change_and_depend_on_the_request_type() {
+        let fingerprint = |kind: &str, json: &str| {
             Fingerprint::new(
                 &RequestType::parse(kind).unwrap(),
                 &CanonicalJson::parse(json.as_bytes()).unwrap(),
             )
         };
-        let print = of("charge", r#"{"b": 1.0, "a": "ü"}"#);
-        assert_eq!(print.to_string(), "c37ed11d39d1396548bf0a2c6910ee8e913be8bfe114daa731919199e22bbb85");
-        assert_eq!(print, of("charge", r#"{"a":"\u00fc","b":1}"#));
-        assert_ne!(print, of("refund", r#"{"a":"\u00fc","b":1}"#));
-        assert_eq!(Fingerprint::from_bytes(*print.as_bytes()), print);
+        let first = fingerprint("charge", r#"{"b": 1.0, "a": "ü"}"#);
+        assert_eq!(first.to_string(), "c37ed11d39d1396548bf0a2c6910ee8e913be8bfe114daa731919199e22bbb85");
+        assert_eq!(first, fingerprint("charge", r#"{"a":"\u00fc","b":1}"#));
+        assert_ne!(first, fingerprint("refund", r#"{"a":"\u00fc","b":1}"#));
+        assert_eq!(Fingerprint::from_bytes(*first.as_bytes()), first);
     }
 }

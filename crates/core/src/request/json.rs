@@ -1,71 +1,68 @@
-//! Reads JSON strictly: every text that passes has one meaning for every reader. Core has no serde; and two things that
-//! most parsers let through must be refused here, since they make two readers of a payload see two payloads: a field
-//! named twice, and half of a surrogate pair.
+//! A strict JSON parser: every text that it accepts has one meaning for every parser. Core has no serde, and two
+//! things that most parsers accept are rejected here because readers disagree about them: duplicate fields, and half
+//! of a surrogate pair.
 
 use std::borrow::Cow;
 
-/// How deep arrays and objects may be nested. Reading takes one step of recursion a level, so this also bounds the stack;
-/// and common parsers, which the payload may meet further on, go this deep.
+/// The deepest nesting of arrays and objects. The parser recurses once per level, so this bounds the stack. Common
+/// parsers that read the payload later accept this depth.
 pub const DEPTH_MAX: usize = 100;
 
-/// Why a text cannot be a payload. The messages finish the sentence "payload …".
+/// Why a payload is not accepted. The messages complete the sentence "payload …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// Not text at all.
     #[error("must be UTF-8 text")]
     NotText,
-    /// Not JSON.
-    #[error("must be valid JSON, which it is not from byte {at} on")]
+    #[error("must be valid JSON; it is invalid at byte {at}")]
     Syntax {
-        /// How many bytes can be read.
+        /// The number of bytes that are valid.
         at: usize,
     },
-    /// Arrays and objects within each other, more than [`DEPTH_MAX`] of them.
     #[error("must not be nested more than {DEPTH_MAX} levels deep")]
     TooDeep,
-    /// Two values for one field, of which different readers take different ones.
-    #[error("must not name a field of an object twice")]
+    /// Two values for one field. Readers disagree about which one counts.
+    #[error("must not contain a duplicate field in an object")]
     DuplicateField,
-    /// An escape that stands for half a character.
+    /// An escape for half of a surrogate pair.
     #[error("must not contain half of a surrogate pair")]
-    HalfCharacter,
-    /// A number so large or small that its exponent does not fit 64 bits.
-    #[error("must not contain a number with such an exponent")]
+    LoneSurrogate,
+    /// A number whose exponent does not fit 64 bits.
+    #[error("must not contain a number whose exponent does not fit 64 bits")]
     Exponent,
 }
 
-/// A JSON value, borrowing what it can.
+/// A JSON value that borrows from the text where possible.
 #[derive(Debug)]
 pub(super) enum Value<'a> {
     /// `null`, `true` or `false`.
     Word(&'static str),
-    /// A number as it was spelled.
+    /// A number as it was written.
     Number(&'a str),
     Text(Cow<'a, str>),
     Array(Vec<Self>),
     Object(Fields<'a>),
 }
 
-/// Fields in order of their names, as RFC 8785 sorts them; no name twice.
+/// Fields sorted by name as RFC 8785 requires, without duplicates.
 pub(super) type Fields<'a> = Vec<(Cow<'a, str>, Value<'a>)>;
 
-/// Reads one value with nothing but space around it.
+/// Parses one value, with nothing but white space around it.
 pub(super) fn parse(json: &[u8]) -> Result<Value<'_>, JsonError> {
     let text = std::str::from_utf8(json).map_err(|_invalid| JsonError::NotText)?;
-    let mut reader = Parser { whole: text, rest: text };
-    let value = reader.value(0)?;
-    reader.skip_space();
-    if reader.rest.is_empty() { Ok(value) } else { Err(reader.syntax()) }
+    let mut parser = Parser { whole: text, rest: text };
+    let value = parser.value(0)?;
+    parser.skip_space();
+    if parser.rest.is_empty() { Ok(value) } else { Err(parser.syntax()) }
 }
 
 struct Parser<'a> {
     whole: &'a str,
-    /// What was not read yet.
+    /// The text that is not parsed yet.
     rest: &'a str,
 }
 
 impl<'a> Parser<'a> {
-    /// Reads a value inside `depth` arrays and objects.
+    /// Parses a value inside `depth` arrays and objects.
     fn value(&mut self, depth: usize) -> Result<Value<'a>, JsonError> {
         self.skip_space();
         match self.rest.bytes().next() {
@@ -148,7 +145,8 @@ impl<'a> Parser<'a> {
         self.expect("\"")?;
         let mut text = Cow::Borrowed("");
         loop {
-            // Control characters end the run too; they are neither a quote nor an escape and so are refused below.
+            // Control characters end the run too. They are neither a quote nor an escape, so the code below rejects
+            // them.
             let end = self.rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
             let run = end.and_then(|end| self.rest.split_at_checked(end));
             let (plain, rest) = run.ok_or_else(|| self.syntax())?;
@@ -184,13 +182,13 @@ impl<'a> Parser<'a> {
         Ok(character)
     }
 
-    /// Reads what follows `\u`: a character, or two halves of one.
+    /// Parses what follows `\u`: one character, or a surrogate pair.
     fn escaped_unicode(&mut self) -> Result<char, JsonError> {
         let first = self.utf16_unit()?;
         let is_half = matches!(first, 0xd800..=0xdbff);
         let second = if is_half && self.eat("\\u") { Some(self.utf16_unit()?) } else { None };
         let units = [Some(first), second].into_iter().flatten();
-        char::decode_utf16(units).next().and_then(Result::ok).ok_or(JsonError::HalfCharacter)
+        char::decode_utf16(units).next().and_then(Result::ok).ok_or(JsonError::LoneSurrogate)
     }
 
     fn utf16_unit(&mut self) -> Result<u16, JsonError> {
@@ -230,7 +228,7 @@ const fn deeper(depth: usize) -> Result<usize, JsonError> {
     if depth < DEPTH_MAX { Ok(depth.saturating_add(1)) } else { Err(JsonError::TooDeep) }
 }
 
-/// Puts fields in order of their names' UTF-16 units, which is how RFC 8785 wants them.
+/// Sorts fields by the UTF-16 units of their names, as RFC 8785 requires.
 fn sorted(mut fields: Fields<'_>) -> Result<Fields<'_>, JsonError> {
     fields.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
     let is_unique = fields.is_sorted_by(|(a, _), (b, _)| a != b);

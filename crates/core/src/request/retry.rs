@@ -1,8 +1,9 @@
-//! What the outcome of a call to the downstream means: done, wait for its callback, call again, or give up; and how long
-//! to wait before calling again.
+//! Decides what the outcome of a call to the downstream means (done, wait for the callback, retry, or give up) and how
+//! long to wait before a retry.
 //!
-//! What the downstream has understood and refused is not asked again. What it may never have seen, or could not do just
-//! now, is: the call carries the request's id as its idempotency key, so a repeated one does nothing twice.
+//! A request that the downstream has understood and rejected is not retried. One that it may not have received, or
+//! could not execute for now, is retried: the call carries the request's id as its idempotency key, so repeating it is
+//! harmless.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -10,69 +11,64 @@ use std::time::Duration;
 
 use super::breaker::DownstreamHealth;
 
-/// What came of one call, as the HTTP client saw it.
+/// The outcome of one call as the HTTP client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// A whole answer. Its status alone decides: the body of a 2xx is the result, whether it is JSON or not.
+    /// A complete response. Only its status counts: the body of a 2xx is the result, JSON or not.
     Answered {
-        /// The HTTP status.
         status: u16,
-        /// How long the downstream asks to be left alone (`Retry-After`).
+        /// The `Retry-After` header.
         retry_after: Option<Duration>,
     },
-    /// No connection, or no answer, in time.
+    /// No connection or no response in time.
     TimedOut,
-    /// No connection: refused, no route, no such host, no TLS.
+    /// No connection: refused, no route, unknown host or TLS failure.
     Unreachable,
-    /// An answer that is not HTTP, or that broke off.
+    /// A response that is not HTTP or is incomplete.
     Unreadable,
-    /// A 2xx with a longer body than a result may have.
+    /// A 2xx whose body is larger than a result may be.
     TooLarge,
 }
 
-/// What to do about the outcome of a call.
+/// What to do after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
-    /// The work is done.
     Complete,
-    /// The downstream has taken the work over and will call back.
+    /// The downstream has accepted the work and will call back.
     AwaitCallback,
-    /// Call again, if an attempt is left.
+    /// Call again if an attempt is left.
     Retry {
-        /// What went wrong.
         cause: FailureCause,
-        /// How long the downstream asks to be left alone.
+        /// The shortest wait that the downstream asked for.
         retry_after: Option<Duration>,
     },
-    /// Calling again would not help.
+    /// Do not call again: it would not help.
     Fail(FailureCause),
 }
 
-/// Why a call or a whole request has failed.
+/// Why a call or a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureCause {
-    /// The downstream refused the request (4xx).
+    /// The downstream rejected the request (4xx).
     Rejected(u16),
-    /// It pointed elsewhere (3xx). Redirects are not followed: they could lead anywhere.
+    /// The downstream redirected the call (3xx). Redirects are not followed: they could lead anywhere.
     Redirected(u16),
-    /// It failed (5xx, or a status that does not exist).
+    /// The downstream failed (5xx, or a status that does not exist).
     ServerError(u16),
-    /// No answer in time.
+    /// No response in time.
     TimedOut,
-    /// No connection.
     Unreachable,
-    /// An answer that is not HTTP, or that broke off.
+    /// A response that is not HTTP or is incomplete.
     Unreadable,
-    /// A longer result than may be kept.
+    /// The result is larger than allowed.
     TooLarge,
-    /// It answered 202 and never called back.
+    /// The downstream responded 202 and never called back.
     CallbackMissing,
-    /// The worker of the last attempt vanished.
     WorkerLost,
 }
 
 impl FailureCause {
-    /// The `failureCode` of a request that failed for this reason.
+    /// Returns the `failureCode` of a request that failed for this reason.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -106,7 +102,6 @@ impl fmt::Display for FailureCause {
     }
 }
 
-/// Decides what an outcome means.
 #[must_use]
 pub const fn classify(outcome: CallOutcome) -> RetryDecision {
     match outcome {
@@ -133,8 +128,8 @@ const fn retry(cause: FailureCause, retry_after: Option<Duration>) -> RetryDecis
 }
 
 impl RetryDecision {
-    /// What the call says about the downstream: one that answers and refuses is up, one that has to be called again is
-    /// not.
+    /// Returns what the call reveals about the downstream: one that responds and rejects is up, one that must be
+    /// called again is down.
     #[must_use]
     pub const fn health(self) -> DownstreamHealth {
         match self {
@@ -143,7 +138,6 @@ impl RetryDecision {
         }
     }
 
-    /// What went wrong, if anything did.
     #[must_use]
     pub const fn cause(self) -> Option<FailureCause> {
         match self {
@@ -153,22 +147,21 @@ impl RetryDecision {
     }
 }
 
-/// How often and when a request is tried.
+/// How often and when a request is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Calls before the request becomes a dead letter.
+    /// The number of calls before the request becomes a dead letter.
     pub max_attempts: NonZeroU32,
-    /// The wait between them.
     pub backoff: RetryBackoff,
-    /// How long a worker has a request to itself: longer than any call takes. When a worker crashes, its work goes on
-    /// after this time.
+    /// How long a worker's lease lasts: longer than any call takes. When a worker crashes, another one continues after
+    /// this time.
     pub lease: Duration,
-    /// How long to wait for the callback after a 202 before the downstream is called again.
+    /// How long to wait for the callback after a 202 before calling the downstream again.
     pub callback_within: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// 5 attempts, waits from 200 ms to 30 s, leases of 30 s, a day for the callback.
+    /// 5 attempts, waits from 200 ms to 30 s, leases of 30 s, one day for the callback.
     fn default() -> Self {
         Self {
             max_attempts: const { NonZeroU32::new(5).expect("5 is not 0") },
@@ -179,52 +172,48 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The wait between two attempts: it doubles from `first` to `cap` and is spread by chance, so that requests which failed
-/// together do not come back together.
+/// The wait between two attempts: it doubles from `first` to `cap` with random jitter, so that requests that failed
+/// together are not retried together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryBackoff {
     first: Duration,
     cap: Duration,
 }
 
-/// The first wait is zero, longer than the longest, or the longest is more than a day.
+/// The first wait is zero or longer than the longest wait, or the longest wait is more than a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be more than nothing, at most the longest wait, and that at most a day")]
+#[error("must be greater than zero and at most the longest wait, which is at most one day")]
 pub struct RetryBackoffError;
 
 impl RetryBackoff {
-    /// From 200 ms to 30 s.
     pub const DEFAULT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(30) };
-    /// The longest wait that may be configured.
     pub const MAX: Duration = Duration::from_secs(86_400);
 
-    /// Checks and joins the shortest and the longest wait.
-    /// Fails when they do not make a range within a day.
     pub fn new(first: Duration, cap: Duration) -> Result<Self, RetryBackoffError> {
         let is_range = !first.is_zero() && first <= cap && cap <= Self::MAX;
         if is_range { Ok(Self { first, cap }) } else { Err(RetryBackoffError) }
     }
 
-    /// The longest wait after so many attempts: twice the first wait after one attempt, twice as long after each other
-    /// one, and never more than the cap.
+    /// Returns the longest wait after this many attempts: twice the first wait after one attempt, doubled for each
+    /// further one, and never more than the cap.
     #[must_use]
     pub fn ceiling(&self, attempts: u32) -> Duration {
         let factor = 1_u32.checked_shl(attempts).unwrap_or(u32::MAX);
         self.first.saturating_mul(factor).min(self.cap)
     }
 
-    /// How long to wait after so many attempts: anything from the first wait to the ceiling, as `chance` decides, and at
-    /// least as long as the downstream asks for, up to the cap.
+    /// Returns a random wait between the first wait and the ceiling. It is at least as long as the downstream asks
+    /// for, but never longer than the cap.
     #[must_use]
     pub fn wait(&self, attempts: u32, retry_after: Option<Duration>, random: u64) -> Duration {
         let span = self.ceiling(attempts).saturating_sub(self.first);
-        let wait = self.first.saturating_add(share(span, random));
+        let wait = self.first.saturating_add(scale(span, random));
         wait.max(retry_after.unwrap_or_default().min(self.cap))
     }
 }
 
-/// The part of `span` that `chance` stands for: none of it at 0, all of it at the largest number.
-fn share(span: Duration, random: u64) -> Duration {
+/// Scales `span` by `random`: 0 yields zero, the largest number the whole span.
+fn scale(span: Duration, random: u64) -> Duration {
     let nanos = span.as_nanos().saturating_add(1).saturating_mul(u128::from(random)) >> u64::BITS;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

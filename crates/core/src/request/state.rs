@@ -1,8 +1,8 @@
-//! The life of one request: which states follow which, who may work on it, and whose report counts.
+//! The life cycle of a request: its states, who may work on it, and whose report counts.
 //!
-//! A worker claims a request and gets a lease with a token. When it vanishes, the lease runs out and another worker may
-//! claim; from then on the first one's token is an old one, and whatever it reports changes nothing. Attempts are counted
-//! when they begin, so that a request which kills its workers comes to an end too.
+//! A worker claims a request and gets a lease with a fencing token. If the worker vanishes, the lease expires and
+//! another worker may claim; reports with the old token are then rejected. Attempts are counted when they start, so
+//! that a request which crashes its workers also ends.
 
 use std::time::Duration;
 
@@ -10,46 +10,41 @@ use crate::Timestamp;
 
 use super::retry::{FailureCause, RetryDecision, RetryPolicy};
 
-/// Where a request stands.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestStatus {
-    /// It is on disk and its job is queued.
+    /// Stored, and its job is queued.
     Accepted,
-    /// It is on disk; the broker does not have its job yet.
+    /// Stored; the broker does not have its job yet.
     PendingEnqueue,
-    /// A worker has begun: it is called, waits for its next attempt, or waits for the downstream's callback.
+    /// A worker has started: the request is being called, waits for its next attempt, or waits for the downstream's
+    /// callback.
     InProgress,
-    /// It is done.
     Completed,
-    /// The downstream does not want it.
+    /// The downstream rejected it.
     FailedPermanent,
-    /// All attempts were in vain: a dead letter.
+    /// All attempts failed: a dead letter.
     FailedRetryExhausted,
 }
 
-/// What can happen to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestEvent {
-    /// The broker does not have the job: it was not asked yet, or could not be reached.
+    /// The broker does not have the job: it was not published yet, or the broker was unreachable.
     EnqueuePending,
-    /// The broker has the job after all.
+    /// The broker has confirmed the job.
     Enqueued,
-    /// A worker takes it up.
     Claimed,
-    /// It goes on later: another attempt, a callback, or a call that was not made.
+    /// The request continues later: another attempt, a callback, or a call that was not made.
     Deferred,
-    /// The downstream has done it.
     Completed,
-    /// The downstream does not want it.
+    /// The downstream rejected it.
     Rejected,
-    /// The last attempt has failed.
     Exhausted,
-    /// An operator lets a dead letter start again.
+    /// An operator restarts a dead letter.
     Replayed,
 }
 
 impl RequestStatus {
-    /// Every state.
     pub const ALL: [Self; 6] = [
         Self::Accepted,
         Self::PendingEnqueue,
@@ -59,7 +54,7 @@ impl RequestStatus {
         Self::FailedRetryExhausted,
     ];
 
-    /// The state's name on the wire and in tables.
+    /// Returns the name on the wire and in tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -72,27 +67,25 @@ impl RequestStatus {
         }
     }
 
-    /// Reads a state's name. None for any other text.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == name)
     }
 
-    /// Whether nothing but an operator's replay of a dead letter changes the request any more.
+    /// Whether the request has ended. Only the replay of a dead letter changes it then.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::FailedPermanent | Self::FailedRetryExhausted)
     }
 
-    /// The state that follows an event. None when the event cannot happen in this state: these are all the transitions
-    /// there are.
+    /// Returns the next state, or `None` if the event cannot happen in this state. These are all transitions.
     #[must_use]
     pub const fn after(self, event: RequestEvent) -> Option<Self> {
         match (self, event) {
             (Self::Accepted, RequestEvent::EnqueuePending) => Some(Self::PendingEnqueue),
             (Self::PendingEnqueue, RequestEvent::Enqueued)
             | (Self::FailedRetryExhausted, RequestEvent::Replayed) => Some(Self::Accepted),
-            // A broker that did not confirm a job may have it all the same, so a pending one may be claimed.
+            // A broker that did not confirm a job may still have it, so a pending request can be claimed.
             (Self::Accepted | Self::PendingEnqueue | Self::InProgress, RequestEvent::Claimed)
             | (Self::InProgress, RequestEvent::Deferred) => Some(Self::InProgress),
             (Self::InProgress, RequestEvent::Completed) => Some(Self::Completed),
@@ -103,113 +96,103 @@ impl RequestStatus {
     }
 }
 
-/// A worker's right to work on a request alone.
+/// A worker's exclusive right to work on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLease {
-    /// Tells its holder from all earlier ones: tokens of a request only grow.
+    /// The fencing token, which identifies the holder. The tokens of a request only grow.
     pub token: u64,
-    /// From when on others may claim the request. Until somebody does, the holder's report still counts.
+    /// When others may claim the request. Until one does, the holder's report still counts.
     pub until: Timestamp,
 }
 
-/// What changes about a request while it is worked on.
+/// The part of a request that changes while it is worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestProgress {
-    /// Where it stands.
     pub status: RequestStatus,
-    /// Calls begun, without those that were put back before they were made.
+    /// Calls started, without those that were given back before they were made.
     pub attempts: u32,
-    /// When it may be claimed, unless it is leased: at once, for its next attempt, or because its callback is overdue.
+    /// When the request may be claimed unless it is leased: at once, for its next attempt, or because its callback is
+    /// overdue.
     pub due: Timestamp,
-    /// Who works on it.
     pub lease: Option<RequestLease>,
-    /// The last token given out. It outlives leases and replays.
+    /// The last token issued. It survives leases and replays.
     pub last_token: u64,
 }
 
-/// What a claim comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimOutcome {
     /// The worker may call the downstream and report with the lease's token.
     Granted(RequestLease),
-    /// There is no attempt left: the request is now a dead letter, for this reason.
+    /// No attempt is left: the request is now a dead letter, for this reason.
     Exhausted(FailureCause),
 }
 
-/// What a worker has to say about a request that it claimed.
+/// A worker's report about a request that it claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerReport {
-    /// The downstream was called, and this is what came of it.
+    /// The downstream was called, with this result.
     Called(RetryDecision),
-    /// The call was not made, because the breaker is open or the server stops: no attempt is lost.
+    /// The call was not made because the breaker is open or the server stops. No attempt is lost.
     NotCalled {
-        /// How long to wait before the next attempt. Not a time of day: the worker's clock is not the store's.
+        /// How long to wait before the next attempt. Not a timestamp: the clocks of worker and store differ.
         after: Duration,
     },
 }
 
-/// What a downstream that answered 202 says in its callback.
+/// The callback of a downstream that responded 202.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callback {
-    /// It has done the work.
     Completed,
-    /// It will not do it.
     Failed,
 }
 
-/// Why something does not happen to a request. Nothing has changed.
+/// Why a transition was refused. The request is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransitionError {
-    /// It has come to its end.
+    /// The request has ended.
     #[error("the request is {} already", .0.as_str())]
     Final(RequestStatus),
-    /// Its state has no such transition.
-    #[error("this cannot happen to a request that is {}", .0.as_str())]
+    /// The state has no such transition.
+    #[error("the request is {}, which does not allow this", .0.as_str())]
     Impossible(RequestStatus),
-    /// Another worker has it.
     #[error("another worker has the request")]
     Leased {
-        /// Until then, if it does not report.
+        /// When the lease expires.
         until: Timestamp,
     },
-    /// Its time has not come.
     #[error("the request is not due yet")]
-    NotDue {
-        /// When it comes.
-        due: Timestamp,
-    },
-    /// The token is not the present one: the lease ran out and the request went on without this worker.
+    NotDue { due: Timestamp },
+    /// The token is not the current one: the lease expired and the request continued without this worker.
     #[error("the lease was lost")]
     LeaseLost,
 }
 
 impl RequestProgress {
-    /// A request that has just been accepted. Where a broker has to take its job, [`RequestProgress::enqueue_pending`] belongs
-    /// into the same commit, so that a crash before the publish strands nothing.
+    /// Creates an accepted request. If a broker takes the jobs, call [`RequestProgress::enqueue_pending`] in the same
+    /// commit, so that a crash before the publish loses no job.
     #[must_use]
     pub const fn accepted(now: Timestamp) -> Self {
         Self { status: RequestStatus::Accepted, attempts: 0, due: now, lease: None, last_token: 0 }
     }
 
-    /// The broker does not have the job: the reconciler will see to it.
-    /// Fails when the request is not `ACCEPTED`; a worker may have it already.
+    /// Records that the broker does not have the job; the reconciler publishes it later. Fails unless the request is
+    /// `ACCEPTED`: a worker may have claimed it already.
     pub fn enqueue_pending(&mut self) -> Result<(), TransitionError> {
         self.apply(RequestEvent::EnqueuePending)
     }
 
-    /// The broker has the job.
-    /// Fails when the request is not `PENDING_ENQUEUE`; a worker may have it already.
+    /// Records that the broker has the job. Fails unless the request is `PENDING_ENQUEUE`: a worker may have claimed
+    /// it already.
     pub fn enqueued(&mut self) -> Result<(), TransitionError> {
         self.apply(RequestEvent::Enqueued)
     }
 
-    /// Gives the request to a worker, if it is due and nobody has it. One that has no attempt left, because its worker
-    /// vanished or its callback never came, is given up.
-    /// Fails when the request is final, not due, or leased.
+    /// Leases the request to a worker if it is due and not leased. If no attempt is left because the worker vanished
+    /// or the callback never came, the request becomes a dead letter.
     pub fn claim(&mut self, policy: &RetryPolicy, now: Timestamp) -> Result<ClaimOutcome, TransitionError> {
         self.check_claimable(now)?;
         if self.attempts >= policy.max_attempts.get() {
-            // A retry in vain would have ended it at once, so it can only have waited for one of these.
+            // A failed last retry ends the request at once, so it can only have waited for one of these.
             let cause =
                 if self.lease.is_some() { FailureCause::WorkerLost } else { FailureCause::CallbackMissing };
             self.apply(RequestEvent::Exhausted)?;
@@ -223,9 +206,9 @@ impl RequestProgress {
         Ok(ClaimOutcome::Granted(lease))
     }
 
-    /// Takes a worker's report and says where the request stands after it. It counts as long as nobody else has claimed
-    /// the request, also when the lease has run out meanwhile: the call was made, and to make it again would be worse.
-    /// Fails when the request is final, or the token is not that of the present lease.
+    /// Applies a worker's report and returns the new state. The report counts as long as nobody else has claimed the
+    /// request, even after the lease has expired: the call was made, and repeating it would be worse. Fails if the
+    /// request has ended or the token is not that of the current lease.
     pub fn report(
         &mut self,
         token: u64,
@@ -258,9 +241,9 @@ impl RequestProgress {
         Ok(self.status)
     }
 
-    /// Takes the downstream's callback and says where the request stands after it. It may come before the worker's own
-    /// report of the 202, or between attempts when that answer was lost; whoever holds a lease has lost it then.
-    /// Fails when the request is final (a repeated callback is), or nobody has begun to call.
+    /// Applies the downstream's callback and returns the new state. It may arrive before the worker reports the 202,
+    /// or between attempts if that response was lost. It ends any lease. Fails if the request has ended (so a repeated
+    /// callback fails) or was never called.
     pub fn call_back(&mut self, callback: Callback) -> Result<RequestStatus, TransitionError> {
         self.apply(match callback {
             Callback::Completed => RequestEvent::Completed,
@@ -269,8 +252,7 @@ impl RequestProgress {
         Ok(self.status)
     }
 
-    /// Lets a dead letter start again, with all its attempts.
-    /// Fails when the request is no dead letter.
+    /// Restarts a dead letter with all its attempts. Fails for any other request.
     pub fn replay(&mut self, now: Timestamp) -> Result<(), TransitionError> {
         self.apply(RequestEvent::Replayed)?;
         self.attempts = 0;
@@ -301,7 +283,7 @@ impl RequestProgress {
         Ok(())
     }
 
-    /// The one place where the state changes. Every event ends the lease there was; a claim then gives a new one.
+    /// The only place where the state changes. Every event ends the current lease; a claim then issues a new one.
     fn apply(&mut self, event: RequestEvent) -> Result<(), TransitionError> {
         let Some(status) = self.status.after(event) else {
             return Err(if self.status.is_final() {

@@ -1,4 +1,4 @@
-//! The name a purchase is known by: `PUR-20260215-0001`.
+//! Purchase numbers such as `PUR-20260215-0001`.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::Timestamp;
 
 const DAY_US: i64 = 86_400_000_000;
 
-/// The name of a purchase: its day in UTC, and its place among the purchases of its sale in four digits or more.
+/// The public name of a purchase: its day in UTC, and its number within the sale, with four digits or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PurchaseNo {
     pub(super) number: u32,
@@ -20,8 +20,8 @@ impl fmt::Display for PurchaseNo {
     }
 }
 
-/// The day in the Gregorian calendar: Hinnant's `civil_from_days`. Years are taken to begin in March, so that the day a
-/// leap year adds is its last.
+/// Converts to a day of the Gregorian calendar: Hinnant's `civil_from_days`. Years start in March, so that the leap
+/// day is the last day of a year.
 fn date(at: Timestamp) -> (i64, i64, i64) {
     let days = at.as_micros().div_euclid(DAY_US).saturating_add(719_468);
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn days_turn_at_midnight_and_leap_years_have_one_more() {
+    fn days_change_at_midnight_and_leap_years_have_one_more() {
         for (seconds, day) in [
             (951_782_399, "20000228"),
             (951_782_400, "20000229"),

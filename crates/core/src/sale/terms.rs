@@ -1,4 +1,4 @@
-//! What a sale offers: its names, its stock and its times, checked once.
+//! The terms of a sale: product, stock and times, validated once.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,32 +6,28 @@ use std::sync::Arc;
 
 use crate::Timestamp;
 
-/// The name of a product, and of its sale: 1 to 64 letters, digits and hyphens. Clones share the text.
+/// The key of a product and of its sale: 1 to 64 letters, digits and hyphens. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sku(Arc<str>);
 
-/// Why a text is no sku.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be 1 to {} letters, digits and hyphens", Sku::MAX_CHARS)]
 pub struct SkuError;
 
 impl Sku {
-    /// The longest.
     pub const MAX_CHARS: usize = 64;
 
-    /// Checks and takes over a text.
-    /// Fails when it is no sku.
+    /// Validates the text and copies it.
     pub fn parse(text: impl AsRef<str>) -> Result<Self, SkuError> {
         let text = text.as_ref();
-        let is_spelled = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if is_spelled && (1..=Self::MAX_CHARS).contains(&text.len()) {
+        let is_valid = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if is_valid && (1..=Self::MAX_CHARS).contains(&text.len()) {
             Ok(Self(Arc::from(text)))
         } else {
             Err(SkuError)
         }
     }
 
-    /// The sku as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -44,71 +40,58 @@ impl fmt::Display for Sku {
     }
 }
 
-/// How many units a sale has at first: 1 to what a Postgres `INT` holds.
+/// The initial number of units of a sale: 1 to the maximum of a Postgres `INT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stock(NonZeroU32);
 
 impl Stock {
-    /// The largest.
     pub const MAX: u32 = i32::MAX.unsigned_abs();
 
-    /// Checks a number of units.
-    /// Fails when there are none, or too many.
     pub fn new(units: u32) -> Result<Self, TermsError> {
         let units = NonZeroU32::new(units).filter(|units| units.get() <= Self::MAX);
         units.map(Self).ok_or(TermsError::InitialStock)
     }
 
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0.get()
     }
 }
 
-/// What a sale offers, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// What people call the product.
     pub product_name: Arc<str>,
-    /// Units at first.
     pub initial_stock: Stock,
-    /// From when on it sells.
+    /// The time at which the sale starts.
     pub start: Timestamp,
-    /// Until when: nothing is sold at that time or after it.
+    /// The time at which the sale ends; nothing is sold at this time or later.
     pub end: Timestamp,
 }
 
-/// What is wrong with terms. Each is about one field.
+/// The field that is invalid. The messages complete the sentence "productName …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
-    /// The name of the product.
     #[error("must have 1 to {} characters, none of them a control character", Terms::NAME_MAX_CHARS)]
     ProductName,
-    /// The number of units.
     #[error("must be an integer from 1 to {}", Stock::MAX)]
     InitialStock,
-    /// The start.
     #[error("must be in the future")]
     StartTime,
-    /// The end.
     #[error("must be after startTime")]
     EndTime,
 }
 
 impl Terms {
-    /// The longest name of a product, in characters.
     pub const NAME_MAX_CHARS: usize = 255;
 
-    /// Checks and joins them. Blanks around the name are taken off.
-    /// The first that is wrong.
+    /// Validates the fields and trims the product name. Returns the first field that is invalid.
     pub fn new(
         product_name: &str,
         initial_stock: u32,
         start: Timestamp,
         end: Timestamp,
     ) -> Result<Self, TermsError> {
-        let product_name = name(product_name)?;
+        let product_name = parse_product_name(product_name)?;
         let initial_stock = Stock::new(initial_stock)?;
         if end <= start {
             return Err(TermsError::EndTime);
@@ -116,36 +99,30 @@ impl Terms {
         Ok(Self { product_name, initial_stock, start, end })
     }
 
-    /// Makes sure that the sale is still to come.
-    /// Fails when it would have begun.
+    /// Fails unless the sale starts after `now`.
     pub fn check_starts_after(&self, now: Timestamp) -> Result<(), TermsError> {
         if self.start > now { Ok(()) } else { Err(TermsError::StartTime) }
     }
 }
 
-fn name(text: &str) -> Result<Arc<str>, TermsError> {
+fn parse_product_name(text: &str) -> Result<Arc<str>, TermsError> {
     let text = text.trim();
-    let is_good =
+    let is_valid =
         (1..=Terms::NAME_MAX_CHARS).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-    if is_good { Ok(Arc::from(text)) } else { Err(TermsError::ProductName) }
+    if is_valid { Ok(Arc::from(text)) } else { Err(TermsError::ProductName) }
 }
 
-/// New terms, as far as they are to change.
+/// New values for the terms of a sale; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TermsChange {
-    /// Another name.
     pub product_name: Option<String>,
-    /// Another number of units.
     pub initial_stock: Option<u32>,
-    /// Another start.
     pub start: Option<Timestamp>,
-    /// Another end.
     pub end: Option<Timestamp>,
 }
 
 impl TermsChange {
-    /// The terms after the change.
-    /// The first field that is wrong.
+    /// Returns the terms after the change, or the first field that is invalid.
     pub fn apply(&self, terms: &Terms) -> Result<Terms, TermsError> {
         Terms::new(
             self.product_name.as_deref().unwrap_or(&terms.product_name),
@@ -175,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_refused_by_the_field_that_is_wrong() {
+    fn an_error_names_the_invalid_field() {
         fn terms(name: &str, stock: u32, start: i64, end: i64) -> Result<(), TermsError> {
             Terms::new(name, stock, at(start), at(end)).map(|_| ())
         }
@@ -192,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_keeps_what_it_does_not_name() {
+    fn a_change_keeps_the_fields_that_are_none() {
         let terms = Terms::new("Widget", 5, at(10), at(20)).unwrap();
         assert_eq!(TermsChange::default().apply(&terms), Ok(terms.clone()));
         let change = TermsChange { initial_stock: Some(7), end: Some(at(30)), ..TermsChange::default() };

@@ -1,9 +1,9 @@
-//! The token bucket: so many tokens at most, refilled all the time, in whole numbers.
+//! The token bucket, in whole numbers.
 //!
-//! A bucket is one number: when it will be full again. That number counts in *ticks*, as many to the microsecond as the
-//! bucket gains tokens in a period. A token then takes a period of them to come back (tokens per period, times
-//! microseconds per period, cancels out), so every token and every moment is a whole number of ticks: there is nothing to
-//! round, and nothing to drift. A bucket nobody touches refills without anybody doing anything.
+//! A bucket is one number: the time at which it is full again. It is counted in *ticks*; a microsecond has as many
+//! ticks as the bucket gains tokens per period. A token then takes one period's microseconds in ticks to come back
+//! (tokens per period and microseconds per period cancel out). So every token and every moment is a whole number of
+//! ticks: nothing is rounded and nothing drifts. A bucket refills without any work while it is idle.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::limit::{LimitError, checked_amount, checked_period_us};
 use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
-/// A bucket's size, and how fast it refills.
+/// A bucket's capacity and refill rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenBucket {
     capacity: u32,
@@ -19,10 +19,11 @@ pub struct TokenBucket {
     period_us: u64,
 }
 
-/// When a bucket is full again, in its own ticks: 96 bits in twelve bytes, because engines keep millions of them.
+/// The time at which a bucket is full again, in its ticks: 96 bits in twelve bytes, because engines store millions of
+/// them.
 ///
-/// That is enough: a [`Timestamp`] has 64 bits and a microsecond at most 2³¹ ticks. A debt that would not fit is cut off
-/// there, thousands of years ahead.
+/// That is enough: a [`Timestamp`] has 64 bits and a microsecond has at most 2³¹ ticks. A debt that would not fit is
+/// cut off there, thousands of years ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BucketLevel {
     high: i32,
@@ -31,19 +32,18 @@ pub struct BucketLevel {
 }
 
 impl BucketLevel {
-    /// Full since the beginning of time.
+    /// A bucket that was never used.
     pub const FULL: Self = Self { high: i32::MIN, middle: 0, low: 0 };
 
     const MIN_TICKS: i128 = -(1 << 95);
     const MAX_TICKS: i128 = (1 << 95) - 1;
 
-    /// The number as engines store it: its upper 64 bits and its lower 32.
+    /// Splits the number as engines store it: the upper 64 bits and the lower 32.
     #[must_use]
     pub const fn to_parts(self) -> (i64, u32) {
         (((self.high as i64) << 32) | self.middle as i64, self.low)
     }
 
-    /// The number from its parts.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -70,14 +70,14 @@ impl BucketLevel {
     }
 }
 
-/// A product of 64 by at most 63 bits, which 128 bits always hold.
+/// Multiplies 64 by at most 63 bits, which always fits 128 bits.
 #[expect(clippy::arithmetic_side_effects, reason = "cannot overflow, and a checked product is a call")]
 fn product(a: i64, b: u64) -> i128 {
     debug_assert!(b <= i64::MAX.unsigned_abs());
     i128::from(a) * i128::from(b)
 }
 
-/// `a / b`, rounded up, in the fast division where the numbers are small enough.
+/// Returns `a / b` rounded up, with a 64-bit division if the numbers are small enough.
 fn div_ceil(a: u128, b: u64) -> u128 {
     match u64::try_from(a) {
         Ok(a) => u128::from(a.div_ceil(b.max(1))),
@@ -90,8 +90,8 @@ fn micros(count: u128) -> Duration {
 }
 
 impl TokenBucket {
-    /// A bucket of `capacity` tokens that gains `refill` of them in every `period`, evenly.
-    /// Fails when a number is out of range.
+    /// Creates a bucket of `capacity` tokens that gains `refill` tokens evenly in every `period`. Fails if a number is
+    /// out of range.
     pub fn new(capacity: u32, refill: u32, period: Duration) -> Result<Self, LimitError> {
         Ok(Self {
             capacity: checked_amount(capacity)?,
@@ -100,30 +100,27 @@ impl TokenBucket {
         })
     }
 
-    /// A bucket whose numbers are known to be in range.
+    /// Creates a bucket from numbers that are known to be in range.
     pub(super) const fn from_checked(capacity: u32, refill: u32, period_ms: u32) -> Self {
         Self { capacity, refill, period_us: (period_ms as u64).saturating_mul(1_000) }
     }
 
-    /// The most tokens it holds.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The tokens it gains in a period.
     #[must_use]
     pub const fn refill(&self) -> u32 {
         self.refill
     }
 
-    /// The period of the refill.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_micros(self.period_us)
     }
 
-    /// Where a key stands.
+    /// Returns the state of a key for headers and responses.
     #[must_use]
     pub fn limit_state(&self, level: &BucketLevel, now: Timestamp) -> LimitState {
         let missing = self.missing_ticks(*level, now);
@@ -137,28 +134,28 @@ impl TokenBucket {
         }
     }
 
-    /// The tokens a key has spent and not regained, rounded up.
+    /// Returns the tokens that are spent and not regained, rounded up.
     #[must_use]
     pub fn spent_units(&self, level: &BucketLevel, now: Timestamp) -> u32 {
         u32::try_from(div_ceil(self.missing_ticks(*level, now), self.period_us)).unwrap_or(u32::MAX)
     }
 
-    /// The moment as the bucket counts it.
+    /// Converts a time to ticks.
     fn ticks(&self, now: Timestamp) -> i128 {
         product(now.as_micros(), u64::from(self.refill))
     }
 
-    /// The time it takes to regain so many tokens.
+    /// Returns the ticks it takes to regain this many tokens.
     fn tokens_ticks(&self, tokens: u32) -> u128 {
         product(i64::from(tokens), self.period_us).unsigned_abs()
     }
 
-    /// The time until the bucket is full.
+    /// Returns the ticks until the bucket is full.
     fn missing_ticks(&self, level: BucketLevel, now: Timestamp) -> u128 {
         level.ticks().saturating_sub(self.ticks(now)).max(0).unsigned_abs()
     }
 
-    /// How long until no more than `allowed` is missing.
+    /// Returns how long it takes until at most `allowed` ticks are missing.
     fn wait_until_missing(&self, missing: u128, allowed: u128) -> Duration {
         micros(div_ceil(missing.saturating_sub(allowed), u64::from(self.refill)))
     }
@@ -185,7 +182,7 @@ impl Rule for TokenBucket {
         *level = BucketLevel::at(full_at.saturating_add_unsigned(self.tokens_ticks(cost)));
     }
 
-    /// A token has no date: what came back in the meantime is not deducted, but the bucket is never more than full.
+    /// Tokens have no date: regained tokens are not deducted, but the bucket is never more than full.
     fn give_back(&self, level: &mut BucketLevel, cost: u32, _taken_at: Option<Timestamp>, now: Timestamp) {
         if !self.is_unspent(level, now) {
             let full_at = level.ticks().saturating_sub_unsigned(self.tokens_ticks(cost));
@@ -199,7 +196,7 @@ impl Rule for TokenBucket {
         LimitDenial::single(others.map(|others| self.wait_until_missing(missing, others)))
     }
 
-    /// Tokens spent stay spent, also those the new bucket could not hold: otherwise a change to a small bucket and back
+    /// Spent tokens stay spent, even those that exceed the new capacity: otherwise a change to a small bucket and back
     /// would be a refill.
     fn carry_over(&self, old: &Self, level: BucketLevel, now: Timestamp) -> BucketLevel {
         if (self.refill, self.period_us) == (old.refill, old.period_us) {
@@ -209,9 +206,9 @@ impl Rule for TokenBucket {
         if missing == 0 {
             return BucketLevel::FULL;
         }
-        let here =
+        let missing_here =
             missing.saturating_mul(u128::from(self.period_us)).div_ceil(u128::from(old.period_us.max(1)));
-        BucketLevel::at(self.ticks(now).saturating_add_unsigned(here))
+        BucketLevel::at(self.ticks(now).saturating_add_unsigned(missing_here))
     }
 
     fn move_back(&self, level: &mut BucketLevel, by: Duration) {
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_twelve_bytes_and_survives_its_parts() {
+    fn a_level_is_twelve_bytes_and_survives_storage() {
         assert_eq!((size_of::<BucketLevel>(), align_of::<BucketLevel>()), (12, 4));
         assert_eq!(BucketLevel::FULL.ticks(), BucketLevel::MIN_TICKS);
         for ticks in [
@@ -270,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    fn fractions_of_a_microsecond_are_kept() {
-        // 7 a minute: a token takes 8 571 428 and 4/7 microseconds.
+    fn fractions_of_a_microsecond_are_not_lost() {
+        // 7 tokens per minute: one takes 8 571 428 and 4/7 microseconds.
         let bucket = minute(7, 7);
         let mut level = bucket.unspent();
         assert!(bucket.take(&mut level, 7, at(0)).is_allowed());
@@ -283,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_above_the_capacity_never_fits_and_nothing_always_does() {
+    fn a_cost_above_the_capacity_never_fits_and_zero_always_does() {
         let bucket = minute(5, 5);
         let mut level = bucket.unspent();
         assert_eq!(bucket.take(&mut level, 6, at(0)), Decision::Denied(LimitDenial::single(None)));
@@ -309,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_stays_spent_under_another_rule_and_back() {
+    fn a_change_of_rule_and_back_refills_nothing() {
         let (free, pro) = (minute(8, 5), minute(40, 30));
         let mut level = pro.unspent();
         pro.charge(&mut level, 30, at(0));
@@ -318,7 +315,7 @@ mod tests {
         assert_eq!(free.denial(&small, 1, at(0)).retry_after, Some(23 * 12 * SECOND));
         let back = pro.carry_over(&free, small, at(0));
         assert_eq!(back, level);
-        // A token in 2 s now, and 30 are missing.
+        // A token now takes 2 s, and 30 are missing.
         assert_eq!(pro.limit_state(&back, at(2_000_000)).remaining, 11);
     }
 

@@ -1,4 +1,4 @@
-//! The headers of a limited response, allowed or denied.
+//! Rate limit headers of a response, allowed or denied.
 
 use std::time::Duration;
 
@@ -7,39 +7,36 @@ use super::plan::{DAILY, MINUTE, TierLimits};
 use super::rule::Decision;
 use crate::Timestamp;
 
-/// What the headers of a response say.
+/// The values of the rate limit headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierHeaders {
-    /// Requests a minute.
+    /// Requests per minute.
     pub limit: u32,
-    /// Tokens left in the minute's bucket, which may hold more than `limit` at first.
+    /// Tokens left in the minute's bucket. May exceed `limit`, because the bucket also holds the burst.
     pub remaining: u64,
-    /// Seconds until the next token; of a denied request, until it would be allowed.
+    /// Seconds until the next token; for a denied request, until it would be allowed.
     pub reset_s: u64,
-    /// Seconds to wait, on a denied request only. At least 1, and never too few.
+    /// Seconds to wait, for a denied request only: at least 1, and never too few.
     pub retry_after_s: Option<u64>,
-    /// What the newer pair of headers says; nothing while limits are switched off.
+    /// The values of `ratelimit-policy` and `ratelimit`; `None` while limits are switched off.
     pub named: Option<NamedLimit>,
 }
 
-/// The limit that the newer pair of headers is about: the minute's, or the day's when that denied the request.
+/// The limit that `ratelimit-policy` and `ratelimit` describe: the minute's, or the day's if that denied the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedLimit {
-    /// Its name.
     pub name: &'static str,
-    /// What it gains in its window.
+    /// The tokens it gains per window.
     pub quota: u32,
-    /// Its window, in seconds.
     pub window_s: u64,
-    /// Its tokens.
     pub remaining: u32,
 }
 
-/// The name of a header and its value.
+/// A header's name and value.
 pub type HeaderPair = (&'static str, String);
 
 impl TierHeaders {
-    /// What is told after a decision, where `spent` is what counts after it.
+    /// Returns the headers after a decision; `spent` is the usage after it.
     #[must_use]
     pub fn after(limits: &TierLimits, spent: &[BucketLevel; 2], decision: &Decision, now: Timestamp) -> Self {
         let [daily, minute] = limits.rule();
@@ -68,14 +65,14 @@ impl TierHeaders {
         }
     }
 
-    /// What is told while limits are switched off.
+    /// Returns the headers while limits are switched off.
     #[must_use]
     pub const fn unlimited(limits: &TierLimits) -> Self {
         let remaining = i64::MAX.unsigned_abs();
         Self { limit: limits.requests_per_minute(), remaining, reset_s: 0, retry_after_s: None, named: None }
     }
 
-    /// The headers, by their lower-case names.
+    /// Returns the headers with lower-case names.
     pub fn iter(&self) -> impl Iterator<Item = HeaderPair> {
         let pair = self.named.map(|named| {
             let NamedLimit { name, quota, window_s, remaining } = named;
@@ -94,7 +91,7 @@ impl TierHeaders {
     }
 }
 
-/// Whole seconds, rounded up, so that whoever waits for them has waited long enough.
+/// Rounds up to whole seconds, so that callers who wait for them have waited long enough.
 fn whole_seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
@@ -121,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allowed_request_is_told_what_is_left_and_when_the_next_token_comes() {
+    fn headers_of_an_allowed_request_show_what_is_left_and_the_next_token() {
         let limits = Tier::Pro.defaults();
         let (spent, decision) = spend(&limits, 12);
         let expected = [
@@ -135,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_the_minute_denies_is_told_when_to_come_back() {
+    fn headers_of_a_request_denied_by_the_minute_show_when_to_retry() {
         let limits = Tier::Free.defaults();
         let (spent, decision) = spend(&limits, 9);
         let now = NOW.plus(Duration::from_micros(1));
@@ -150,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_the_day_denies_is_told_of_the_day() {
+    fn headers_of_a_request_denied_by_the_day_describe_the_day() {
         let limits = TierLimits::new(15, 20, 10).unwrap();
         let (spent, decision) = spend(&limits, 11);
         let expected = [
@@ -165,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_off_say_so_in_the_largest_number() {
+    fn unlimited_headers_show_the_largest_number() {
         let expected =
             ["x-ratelimit-limit: 30", "x-ratelimit-remaining: 9223372036854775807", "x-ratelimit-reset: 0"];
         assert_eq!(text(&TierHeaders::unlimited(&Tier::Pro.defaults())), expected);

@@ -1,64 +1,60 @@
 //! Holds, for work whose cost is known only afterwards.
 //!
-//! A hold spends its estimate when it is made, so nothing has to happen when it expires: it is spent, and stays so.
-//! Settling it in time corrects the estimate, once.
+//! A hold spends its estimate when it is created, so nothing has to happen when it expires: the estimate stays spent.
+//! Settling the hold in time corrects the estimate, once.
 
 use std::time::Duration;
 
 use super::rule::Rule;
 use crate::Timestamp;
 
-/// An estimate that was spent, and may be corrected until it expires.
+/// An estimate that was spent and can be corrected until it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// What was spent.
+    /// The estimated cost, which was spent.
     pub cost: u32,
-    /// When it was spent.
     pub taken_at: Timestamp,
-    /// When it can no longer be corrected.
     pub expires_at: Timestamp,
-    /// The true cost, once it is known.
+    /// The true cost, once the hold is settled.
     pub settled: Option<u32>,
 }
 
-/// What settling a hold came to.
+/// The outcome of settling a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum HoldSettlement {
-    /// It is settled now, and this is left to do.
+    /// The hold is settled now, and the usage has to be corrected.
     Settled(Correction),
-    /// It was settled before, at this cost; the answer is the same again, whatever cost came this time.
+    /// The hold was settled before at this cost, which is returned again whatever the new cost is.
     AlreadySettled(u32),
-    /// It had expired and is spent in full.
+    /// The hold has expired; its estimate stays spent.
     Expired,
 }
 
-/// The difference between an estimate and the true cost.
+/// The difference between the estimate and the true cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Correction {
-    /// It cost what was held.
     None,
-    /// It cost more: this much is to be spent too, as a debt if there is no room.
+    /// The cost was higher: this much is spent in addition, as a debt if there is no room.
     Charge(u32),
-    /// It cost less: this much is to be given back.
+    /// The cost was lower: this much is given back.
     GiveBack(u32),
 }
 
 impl Hold {
-    /// A hold of `cost`, which has been spent at `now`.
+    /// Creates a hold of `cost`, which the caller has spent at `now`.
     #[must_use]
     pub fn new(cost: u32, now: Timestamp, ttl: Duration) -> Self {
         Self { cost, taken_at: now, expires_at: now.plus(ttl), settled: None }
     }
 
-    /// Whether it can no longer be settled.
     #[must_use]
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.settled.is_none() && now >= self.expires_at
     }
 
-    /// Settles it at its true cost.
+    /// Settles the hold at its true cost.
     pub fn settle(&mut self, cost: u32, now: Timestamp) -> HoldSettlement {
         if let Some(settled) = self.settled {
             return HoldSettlement::AlreadySettled(settled);
@@ -76,7 +72,7 @@ impl Hold {
         })
     }
 
-    /// Carries out the correction on what the hold was taken from.
+    /// Applies the correction to the usage that the hold was taken from.
     pub fn correct<R: Rule>(&self, correction: Correction, rule: &R, spent: &mut R::Usage, now: Timestamp) {
         match correction {
             Correction::None => {}
@@ -119,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_settled_once_and_answers_the_same_again_even_after_its_time() {
+    fn a_hold_is_settled_once_and_returns_the_same_cost_even_after_its_expiry() {
         let mut hold = Hold::new(5, at(0), MINUTE);
         assert_eq!(hold.settle(3, at(59)), HoldSettlement::Settled(Correction::GiveBack(2)));
         assert_eq!(hold.settle(5, at(59)), HoldSettlement::AlreadySettled(3));
@@ -127,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_was_not_settled_in_time_is_spent() {
+    fn an_expired_hold_stays_spent() {
         let mut hold = Hold::new(5, at(0), MINUTE);
         assert!(!hold.has_expired(Timestamp::from_micros(at(60).as_micros() - 1)));
         assert_eq!(hold.settle(0, at(60)), HoldSettlement::Expired);

@@ -1,4 +1,4 @@
-//! A limit of any kind, for policies that say their kind when they are made.
+//! A limit of any kind, for policies whose kind is chosen when they are created.
 
 use std::time::Duration;
 
@@ -8,34 +8,30 @@ use super::sliding::{SlidingWindow, SlidingWindowCounts};
 use super::window::{FixedWindow, FixedWindowCount};
 use crate::Timestamp;
 
-/// One limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// Tokens that come back all the time.
     TokenBucket(TokenBucket),
-    /// So much from the first thing spent until the window ends.
+    /// An amount per window that starts with the first use.
     FixedWindow(FixedWindow),
-    /// So much in the window behind any moment.
+    /// An amount per window that ends at any moment.
     SlidingWindow(SlidingWindow),
 }
 
-/// What a key has spent of a [`Limit`], in the three numbers that engines store. What they mean, the limit knows: the
-/// parts of a [`BucketLevel`], or the start of a window and what was spent in it and in the one before.
+/// What a key has spent of a [`Limit`], in the three numbers that engines store. Their meaning depends on the kind of
+/// limit: the parts of a [`BucketLevel`], or the start of a window and what was spent in it and in the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitUsage(pub i64, pub u32, pub u32);
 
-/// A number that a limit does not take. The messages finish the sentence "limit …" or "window …".
+/// A number outside the range of a limit. The messages complete the sentence "limit …" or "window …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// Not from 1 to [`Limit::MAX`].
     #[error("must be an integer from 1 to {}", Limit::MAX)]
     Amount,
-    /// Not whole milliseconds from 1 ms to [`Limit::MAX_PERIOD`].
     #[error("must be a duration of whole milliseconds from 1 millisecond to 366 days, such as PT1M")]
     Period,
 }
 
-/// The same expression for every kind of limit, where each has a type of its own.
+/// Evaluates the same expression for each kind of limit, each with its own type.
 macro_rules! for_each_kind {
     ($limit:expr, $rule:ident => $what:expr) => {
         match $limit {
@@ -59,18 +55,17 @@ pub(super) fn checked_period_us(period: Duration) -> Result<u64, LimitError> {
 }
 
 impl Limit {
-    /// The largest amount: what a Postgres `INT` holds.
+    /// The largest amount: the maximum of a Postgres `INT`.
     pub const MAX: u32 = i32::MAX.unsigned_abs();
-    /// The longest window or period.
     pub const MAX_PERIOD: Duration = Duration::from_secs(366 * 86_400);
 
-    /// Where a key stands.
+    /// Returns the state of a key for headers and responses.
     #[must_use]
     pub fn limit_state(&self, spent: &LimitUsage, now: Timestamp) -> LimitState {
         for_each_kind!(self, rule => rule.limit_state(&(*spent).into(), now))
     }
 
-    /// What counts as spent at `now`, rounded up.
+    /// Returns what counts as spent at `now`, rounded up.
     #[must_use]
     pub fn spent_units(&self, spent: &LimitUsage, now: Timestamp) -> u32 {
         for_each_kind!(self, rule => rule.spent_units(&(*spent).into(), now))
@@ -94,17 +89,17 @@ impl Rule for Limit {
 
     fn charge(&self, spent: &mut LimitUsage, cost: u32, now: Timestamp) {
         for_each_kind!(self, rule => {
-            let mut own = (*spent).into();
-            rule.charge(&mut own, cost, now);
-            *spent = own.into();
+            let mut usage = (*spent).into();
+            rule.charge(&mut usage, cost, now);
+            *spent = usage.into();
         });
     }
 
     fn give_back(&self, spent: &mut LimitUsage, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
         for_each_kind!(self, rule => {
-            let mut own = (*spent).into();
-            rule.give_back(&mut own, cost, taken_at, now);
-            *spent = own.into();
+            let mut usage = (*spent).into();
+            rule.give_back(&mut usage, cost, taken_at, now);
+            *spent = usage.into();
         });
     }
 
@@ -112,7 +107,7 @@ impl Rule for Limit {
         for_each_kind!(self, rule => rule.denial(&(*spent).into(), cost, now))
     }
 
-    /// A limit of another kind starts with what counts at `now`.
+    /// A limit of another kind starts with what counts as spent at `now`.
     fn carry_over(&self, old: &Self, spent: LimitUsage, now: Timestamp) -> LimitUsage {
         match (self, old) {
             (Self::TokenBucket(new), Self::TokenBucket(old)) => new.carry_over(old, spent.into(), now).into(),
@@ -133,9 +128,9 @@ impl Rule for Limit {
 
     fn move_back(&self, spent: &mut LimitUsage, by: Duration) {
         for_each_kind!(self, rule => {
-            let mut own = (*spent).into();
-            rule.move_back(&mut own, by);
-            *spent = own.into();
+            let mut usage = (*spent).into();
+            rule.move_back(&mut usage, by);
+            *spent = usage.into();
         });
     }
 }
@@ -192,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_and_periods_out_of_range_are_refused() {
+    fn amounts_and_periods_out_of_range_are_rejected() {
         for amount in [0, Limit::MAX + 1, u32::MAX] {
             assert_eq!(FixedWindow::new(amount, MINUTE), Err(LimitError::Amount));
             assert_eq!(TokenBucket::new(1, amount, MINUTE), Err(LimitError::Amount));
@@ -205,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_survives_being_stored() {
+    fn usage_of_every_kind_survives_storage() {
         let now = Timestamp::from_seconds(1_700_000_007);
         for limit in every_kind(9) {
             let mut spent = limit.unspent();
@@ -221,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_stays_spent_under_a_limit_of_another_kind() {
+    fn usage_carries_over_to_a_limit_of_another_kind() {
         let now = Timestamp::from_seconds(1_700_000_007);
         for old in every_kind(9) {
             let mut spent = old.unspent();

@@ -1,4 +1,4 @@
-//! What each plan allows, and what its users are told when it is used up.
+//! Subscription plans, the tier of each, and what each tier allows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,38 +6,33 @@ use std::str::FromStr;
 use super::bucket::TokenBucket;
 use super::limit::{LimitError, checked_amount};
 
-/// Where the daily bucket stands in a [`TierRule`]: first, so that a day that is used up is what a caller hears of.
+/// The index of the daily bucket in a [`TierRule`]. It comes first, so that an exhausted day is the reason that
+/// callers see.
 pub const DAILY: usize = 0;
-/// Where the minute's bucket stands in a [`TierRule`].
+/// The index of the minute's bucket in a [`TierRule`].
 pub const MINUTE: usize = 1;
 
-/// The two buckets of a user, spent together.
+/// The two buckets of a user, which are spent together.
 pub type TierRule = [TokenBucket; 2];
 
 const MINUTE_MS: u32 = 60_000;
 const DAY_MS: u32 = 86_400_000;
 
-/// What a user has subscribed to.
+/// A subscription plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Plan {
-    /// Nothing. Also whoever has no subscription, and whoever is unknown.
+    /// No subscription; also the plan of unknown users.
     #[default]
     Free,
-    /// `STARTER_MONTHLY`
     StarterMonthly,
-    /// `STARTER_YEARLY`
     StarterYearly,
-    /// `PRO_MONTHLY`
     ProMonthly,
-    /// `PRO_YEARLY`
     ProYearly,
-    /// `BUSINESS_MONTHLY`
     BusinessMonthly,
-    /// `BUSINESS_YEARLY`
     BusinessYearly,
 }
 
-/// A text that names no plan. The message finishes the sentence "plan …".
+/// A text that is not the name of a plan. The message completes the sentence "plan …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "must be one of FREE, STARTER_MONTHLY, STARTER_YEARLY, PRO_MONTHLY, PRO_YEARLY, BUSINESS_MONTHLY, BUSINESS_YEARLY"
@@ -45,7 +40,6 @@ pub enum Plan {
 pub struct UnknownPlan;
 
 impl Plan {
-    /// Every plan.
     pub const ALL: [Self; 7] = [
         Self::Free,
         Self::StarterMonthly,
@@ -56,7 +50,6 @@ impl Plan {
         Self::BusinessYearly,
     ];
 
-    /// Its name, as callers write it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -70,7 +63,6 @@ impl Plan {
         }
     }
 
-    /// The tier it is served at.
     #[must_use]
     pub const fn tier(self) -> Tier {
         match self {
@@ -96,29 +88,23 @@ impl FromStr for Plan {
     }
 }
 
-/// A level of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// Whoever pays nothing.
     Free,
-    /// The starter plans.
     Starter,
-    /// The pro plans.
     Pro,
-    /// The business plans.
     Business,
 }
 
-/// A text that names no tier. The message finishes the sentence "tier …".
+/// A text that is not the name of a tier. The message completes the sentence "tier …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be one of free, starter, pro, business")]
 pub struct UnknownTier;
 
 impl Tier {
-    /// Every tier.
     pub const ALL: [Self; 4] = [Self::Free, Self::Starter, Self::Pro, Self::Business];
 
-    /// Its name, as settings and paths write it.
+    /// Returns the name used in settings and paths.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -129,7 +115,7 @@ impl Tier {
         }
     }
 
-    /// What it allows unless settings say otherwise.
+    /// Returns the limits that apply unless settings change them.
     #[must_use]
     pub const fn defaults(self) -> TierLimits {
         let (requests_per_minute, burst_capacity, daily_limit) = match self {
@@ -156,7 +142,7 @@ impl FromStr for Tier {
     }
 }
 
-/// What a tier allows. All three are from 1 to [`Limit::MAX`](super::Limit::MAX).
+/// The limits of a tier. All three are from 1 to [`Limit::MAX`](super::Limit::MAX).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TierLimits {
     requests_per_minute: u32,
@@ -165,8 +151,6 @@ pub struct TierLimits {
 }
 
 impl TierLimits {
-    /// Checks and joins the three.
-    /// Fails when one is out of range.
     pub fn new(requests_per_minute: u32, burst_capacity: u32, daily_limit: u32) -> Result<Self, LimitError> {
         Ok(Self {
             requests_per_minute: checked_amount(requests_per_minute)?,
@@ -175,25 +159,24 @@ impl TierLimits {
         })
     }
 
-    /// How many tokens the minute's bucket gains in a minute; what users are told their limit is.
+    /// The tokens that the minute's bucket gains per minute; the limit that users are shown.
     #[must_use]
     pub const fn requests_per_minute(&self) -> u32 {
         self.requests_per_minute
     }
 
-    /// How many tokens the minute's bucket holds.
+    /// The capacity of the minute's bucket.
     #[must_use]
     pub const fn burst_capacity(&self) -> u32 {
         self.burst_capacity
     }
 
-    /// How many tokens the daily bucket holds, and gains in 24 hours.
+    /// The capacity of the daily bucket, and what it gains in 24 hours.
     #[must_use]
     pub const fn daily_limit(&self) -> u32 {
         self.daily_limit
     }
 
-    /// The two buckets.
     #[must_use]
     pub const fn rule(&self) -> TierRule {
         [
@@ -202,7 +185,7 @@ impl TierLimits {
         ]
     }
 
-    /// What a user is told whose request did not fit.
+    /// Returns the message for a user whose request was denied.
     #[must_use]
     pub fn message(&self, denied_by: usize) -> String {
         if denied_by == DAILY {
@@ -216,7 +199,7 @@ impl TierLimits {
     }
 }
 
-/// What every tier allows at present.
+/// The current limits of all tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiers {
     free: TierLimits,
@@ -237,7 +220,6 @@ impl Default for Tiers {
 }
 
 impl Tiers {
-    /// What one of them allows.
     #[must_use]
     pub const fn get(&self, tier: Tier) -> &TierLimits {
         match tier {
@@ -248,15 +230,14 @@ impl Tiers {
         }
     }
 
-    /// Changes what one of them allows.
     pub const fn set(&mut self, tier: Tier, limits: TierLimits) {
-        let place = match tier {
+        let current = match tier {
             Tier::Free => &mut self.free,
             Tier::Starter => &mut self.starter,
             Tier::Pro => &mut self.pro,
             Tier::Business => &mut self.business,
         };
-        *place = limits;
+        *current = limits;
     }
 }
 
@@ -265,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_and_tiers_are_found_by_their_names_and_by_no_other() {
+    fn plans_and_tiers_are_parsed_by_exact_name() {
         for plan in Plan::ALL {
             assert_eq!(plan.as_str().parse(), Ok(plan));
         }
@@ -280,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn both_lengths_of_a_plan_are_one_tier() {
+    fn monthly_and_yearly_plans_have_the_same_tier() {
         let tiers = Plan::ALL.map(Plan::tier);
         let expected =
             [Tier::Free, Tier::Starter, Tier::Starter, Tier::Pro, Tier::Pro, Tier::Business, Tier::Business];

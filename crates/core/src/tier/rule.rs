@@ -1,47 +1,46 @@
-//! What every limit can do, and what it means to spend several at once.
+//! The operations of every limit, and how several limits are spent at once.
 
 use std::time::Duration;
 
 use crate::Timestamp;
 
-/// How much a key may spend: one limit, or several that are spent together (an array of them).
+/// How much a key may spend: one limit, or several that are spent together (an array of limits).
 ///
-/// What a key has spent is the rule's `Spent`: small, copied freely, and meaningful only to the rule that made it.
-/// Time enters as `now`. A `now` that lies before an earlier one never gives anything back.
+/// What a key has spent is the rule's `Usage`: small, `Copy`, and meaningful only to the rule that created it. Time is
+/// passed as `now`. A `now` before an earlier one never gives anything back.
 pub trait Rule: PartialEq {
     /// What one key has spent.
     type Usage: Copy + std::fmt::Debug + PartialEq;
 
-    /// What a key that was never seen has spent.
+    /// Returns the usage of a key that was never used.
     fn unspent(&self) -> Self::Usage;
 
-    /// Whether a key that has spent so much is, at `now`, as good as one that was never seen. Once true, it stays true
-    /// until something is spent.
+    /// Whether the usage is, at `now`, equivalent to that of a key that was never used. Once true, it stays true until
+    /// something is spent.
     fn is_unspent(&self, spent: &Self::Usage, now: Timestamp) -> bool;
 
-    /// Whether `cost` more fits at `now`. Nothing always fits.
+    /// Whether `cost` more fits at `now`. Zero always fits.
     fn has_room(&self, spent: &Self::Usage, cost: u32, now: Timestamp) -> bool;
 
-    /// Spends `cost`, whether there is room or not. What is spent past the limit is a debt: it has to be made up for
-    /// before there is room again.
+    /// Spends `cost` even if there is no room. What exceeds the limit is a debt, which must be regained before there
+    /// is room again.
     fn charge(&self, spent: &mut Self::Usage, cost: u32, now: Timestamp);
 
-    /// Gives back `cost`, never past having spent nothing. Where it was spent at a known time, `taken_at`, and that time
-    /// no longer counts, there is nothing to give back.
+    /// Gives back `cost`, but never more than was spent. If `taken_at` is known and what was spent then no longer
+    /// counts, nothing is given back.
     fn give_back(&self, spent: &mut Self::Usage, cost: u32, taken_at: Option<Timestamp>, now: Timestamp);
 
-    /// Why `cost` does not fit, and when it will. Asked only when it does not.
+    /// Returns why `cost` does not fit and when it will. Only called when it does not fit.
     fn denial(&self, spent: &Self::Usage, cost: u32, now: Timestamp) -> LimitDenial;
 
-    /// What was spent under the rule that stood here before, as this one sees it. What was spent stays spent: fractions
-    /// are rounded up.
+    /// Converts usage under the previous rule to this one. What was spent stays spent: fractions are rounded up.
     fn carry_over(&self, old: &Self, spent: Self::Usage, now: Timestamp) -> Self::Usage;
 
-    /// Moves what was spent to an earlier time, because the clock has stepped back by so much since it was written: it then
+    /// Moves usage to an earlier time because the clock has stepped back by that much since it was written: it then
     /// counts at `now` as it counted when it was written.
     fn move_back(&self, spent: &mut Self::Usage, by: Duration);
 
-    /// Spends `cost` if it fits. A refusal changes nothing.
+    /// Spends `cost` if it fits. A denial changes nothing.
     fn take(&self, spent: &mut Self::Usage, cost: u32, now: Timestamp) -> Decision {
         if !self.has_room(spent, cost, now) {
             return Decision::Denied(self.denial(spent, cost, now));
@@ -53,42 +52,40 @@ pub trait Rule: PartialEq {
     }
 }
 
-/// The answer to "may I spend this?".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Decision {
-    /// Yes, and it is spent.
+    /// The cost was spent.
     Allowed,
-    /// No, and nothing was spent.
+    /// Nothing was spent.
     Denied(LimitDenial),
 }
 
 impl Decision {
-    /// Whether the answer is yes.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         matches!(self, Self::Allowed)
     }
 }
 
-/// Why there was no room, and when there will be.
+/// Why a cost was denied, and when it can be spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitDenial {
-    /// The first limit that had no room, counted from 0 in the order they were given.
+    /// The index of the first limit without room.
     pub denied_by: usize,
-    /// The wait after which the same question is answered with yes, if nothing else is spent: to the microsecond, not
-    /// one less. None when it never will be, because it asks for more than a limit ever holds.
+    /// The wait after which the same request succeeds if nothing else is spent, exact to the microsecond. `None` if it
+    /// never will, because the cost exceeds a limit.
     pub retry_after: Option<Duration>,
 }
 
 impl LimitDenial {
-    /// The refusal of a single limit.
+    /// Creates the denial of a single limit.
     #[must_use]
     pub const fn single(retry_after: Option<Duration>) -> Self {
         Self { denied_by: 0, retry_after }
     }
 
-    /// The refusal of several limits that are spent together: named after the first, as long as the longest.
+    /// Combines the denials of limits that are spent together: the index of the first and the longest wait.
     fn combine(denials: impl Iterator<Item = (usize, Self)>) -> Option<Self> {
         denials.map(|(denied_by, denial)| Self { denied_by, ..denial }).reduce(|first, next| Self {
             denied_by: first.denied_by,
@@ -97,20 +94,19 @@ impl LimitDenial {
     }
 }
 
-/// Where a key stands with one limit.
+/// The state of a key under one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitState {
-    /// The most it can have.
     pub limit: u32,
-    /// What it can still spend at once.
+    /// What the key can spend now.
     pub remaining: u32,
-    /// When it can spend one more than that; zero when it can spend the most already.
+    /// When the key can spend one more than that; zero if it can spend the limit already.
     pub next_after: Duration,
-    /// When nothing it has spent counts any more.
+    /// When nothing that was spent counts any more.
     pub reset_after: Duration,
 }
 
-/// Several limits spent together: all of them or none.
+/// Several limits that are spent together: all or none.
 impl<R: Rule, const N: usize> Rule for [R; N] {
     type Usage = [R::Usage; N];
 
@@ -139,9 +135,9 @@ impl<R: Rule, const N: usize> Rule for [R; N] {
     }
 
     fn denial(&self, spent: &Self::Usage, cost: u32, now: Timestamp) -> LimitDenial {
-        let lacking =
+        let exhausted =
             self.iter().zip(spent).enumerate().filter(|(_, (rule, s))| !rule.has_room(s, cost, now));
-        let denials = lacking.map(|(at, (rule, spent))| (at, rule.denial(spent, cost, now)));
+        let denials = exhausted.map(|(at, (rule, spent))| (at, rule.denial(spent, cost, now)));
         LimitDenial::combine(denials).unwrap_or(LimitDenial::single(Some(Duration::ZERO)))
     }
 
@@ -159,31 +155,28 @@ impl<R: Rule, const N: usize> Rule for [R; N] {
     }
 }
 
-/// A rule, and the number under which its keys are kept.
+/// A rule, and the scope of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopedRule<R> {
-    /// A number that its owner gives it, and that stays the same when the rule changes. The same text is another key
-    /// under another number; all tiers share one, so that a user who changes plans stays the same user.
+    /// A number chosen by the owner of the rule, which stays the same when the rule changes. The same text in another
+    /// scope is another key. All tiers share one scope, so that a user who changes plans remains the same user.
     pub scope: u32,
-    /// What each key may spend.
     pub rule: R,
 }
 
-/// One key's part in a decision about several keys.
+/// One key in a decision about several keys.
 #[derive(Debug)]
 pub struct KeyCharge<'a, R: Rule> {
-    /// What it may spend.
     pub rule: &'a R,
-    /// What it has spent. Each key stands in a decision once; costs of the same key are added up before.
+    /// What the key has spent. A key occurs once per decision; the caller adds up the costs of the same key.
     pub spent: &'a mut R::Usage,
-    /// What it asks for.
     pub cost: u32,
 }
 
-/// Spends for every key or for none. A refusal names the first claim without room and changes nothing.
+/// Spends for all keys or for none. A denial names the first key without room and changes nothing.
 pub fn take_all<R: Rule>(claims: &mut [KeyCharge<'_, R>], now: Timestamp) -> Decision {
-    let lacking = claims.iter().enumerate().filter(|(_, c)| !c.rule.has_room(c.spent, c.cost, now));
-    let denials = lacking.map(|(at, c)| (at, c.rule.denial(c.spent, c.cost, now)));
+    let exhausted = claims.iter().enumerate().filter(|(_, c)| !c.rule.has_room(c.spent, c.cost, now));
+    let denials = exhausted.map(|(at, c)| (at, c.rule.denial(c.spent, c.cost, now)));
     if let Some(denial) = LimitDenial::combine(denials) {
         return Decision::Denied(denial);
     }

@@ -1,12 +1,12 @@
-//! The sliding window in its two-counter form: what was spent in this window, and the share of what was spent in the last
-//! one that the window behind `now` still covers, as if it had been spent evenly.
+//! The sliding window with two counters: what was spent in the current window, plus the share of the previous window
+//! that the sliding window still covers, as if it had been spent evenly.
 //!
-//! Windows are cut at multiples of their length since the epoch. The share is never rounded: everything is compared after
-//! multiplying by the length.
+//! Windows are aligned to multiples of their length since the epoch. The share is never rounded: values are multiplied
+//! by the length before they are compared.
 //!
-//! **Bound.** No window of the cut has more than the limit L. A span of one length across a cut can have more when the
-//! earlier window was spent at its very end: L − 1 more at worst, 2L − 1 in all. An exact log would have no such error and
-//! would cost memory for every single thing spent.
+//! **Bound.** No aligned window exceeds the limit L. A span of one length across a boundary can exceed it if the
+//! earlier window was spent at its very end: by L − 1 at worst, 2L − 1 in all. An exact log would have no such error,
+//! but would need memory for every unit spent.
 
 use std::time::Duration;
 
@@ -14,49 +14,45 @@ use super::limit::{LimitError, checked_amount, checked_period_us};
 use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
-/// How much may be spent in how long a window behind any moment.
+/// The amount that may be spent in a window that ends at any moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u32,
     window_us: u64,
 }
 
-/// What was spent in the window of the cut that begins at `start`, and in the one before it.
+/// What was spent in the aligned window that starts at `start`, and in the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindowCounts {
-    /// When the present window began.
+    /// When the current window started.
     pub start: Timestamp,
-    /// What was spent in it; more than the limit when there are debts.
+    /// What was spent in the current window; more than the limit if there are debts.
     pub current: u32,
-    /// What was spent in the one before.
+    /// What was spent in the previous window.
     pub previous: u32,
 }
 
 impl SlidingWindow {
-    /// A window of such a length.
-    /// Fails when a number is out of range.
     pub fn new(limit: u32, window: Duration) -> Result<Self, LimitError> {
         Ok(Self { limit: checked_amount(limit)?, window_us: checked_period_us(window)? })
     }
 
-    /// What may be spent in a window.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The length of the window.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// Where a key stands.
+    /// Returns the state of a key for headers and responses.
     #[must_use]
     pub fn limit_state(&self, counts: &SlidingWindowCounts, now: Timestamp) -> LimitState {
         let remaining = self.limit.saturating_sub(self.spent_units(counts, now));
         let next = remaining.saturating_add(1);
-        let counts = self.turned(*counts, now);
+        let counts = self.at_time(*counts, now);
         LimitState {
             limit: self.limit,
             remaining,
@@ -65,34 +61,34 @@ impl SlidingWindow {
             } else {
                 self.room_at(&counts, next, now).since(now)
             },
-            reset_after: self.forgotten_at(&counts).since(now),
+            reset_after: self.unspent_at(&counts).since(now),
         }
     }
 
-    /// What counts at `now`, rounded up.
+    /// Returns what counts at `now`, rounded up.
     #[must_use]
     pub fn spent_units(&self, counts: &SlidingWindowCounts, now: Timestamp) -> u32 {
-        let spent = self.weighted(&self.turned(*counts, now), now).div_ceil(self.window_wide());
+        let spent = self.weighted(&self.at_time(*counts, now), now).div_ceil(self.window_wide());
         u32::try_from(spent).unwrap_or(u32::MAX)
     }
 
-    /// The beginning of the window that a moment is in.
-    fn cut(&self, at: Timestamp) -> Timestamp {
+    /// Returns the start of the aligned window that contains `at`.
+    fn window_start(&self, at: Timestamp) -> Timestamp {
         let into = at.as_micros().checked_rem_euclid(self.window_us.cast_signed()).unwrap_or(0);
         Timestamp::from_micros(at.as_micros().saturating_sub(into))
     }
 
-    /// The counts as of `now`. A clock that steps back stays in the window it was in.
-    fn turned(&self, counts: SlidingWindowCounts, now: Timestamp) -> SlidingWindowCounts {
-        let start = self.cut(now);
+    /// Returns the counts as of `now`. If the clock has stepped back, the window stays the same.
+    fn at_time(&self, counts: SlidingWindowCounts, now: Timestamp) -> SlidingWindowCounts {
+        let start = self.window_start(now);
         if start <= counts.start {
             return counts;
         }
-        let previous = if start == self.later(counts.start, 1) { counts.current } else { 0 };
+        let previous = if start == self.window_after(counts.start, 1) { counts.current } else { 0 };
         SlidingWindowCounts { start, current: 0, previous }
     }
 
-    /// What counts at `now`, times the length of the window.
+    /// Returns what counts at `now`, multiplied by the window length.
     fn weighted(&self, counts: &SlidingWindowCounts, now: Timestamp) -> u128 {
         let into = now.since(counts.start).as_micros();
         let share = u128::from(counts.previous).saturating_mul(self.window_wide().saturating_sub(into));
@@ -107,34 +103,34 @@ impl SlidingWindow {
         u128::from(self.window_us.max(1))
     }
 
-    fn later(&self, start: Timestamp, windows: u32) -> Timestamp {
+    fn window_after(&self, start: Timestamp, windows: u32) -> Timestamp {
         start.plus(self.window().saturating_mul(windows))
     }
 
-    /// The first moment, not before `now`, at which `cost` fits. It must not be above the limit.
+    /// Returns the first moment, not before `now`, at which `cost` fits. `cost` must not exceed the limit.
     fn room_at(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> Timestamp {
         let others = self.limit.saturating_sub(cost);
         let at = match others.checked_sub(counts.current) {
-            Some(share) => self.faded_at(counts.start, counts.previous, share),
-            // This window alone has too much: the next one must have gone on until little enough of it counts.
-            None => self.faded_at(self.later(counts.start, 1), counts.current, others),
+            Some(share) => self.decayed_at(counts.start, counts.previous, share),
+            // The current window alone has too much: wait until little enough of it counts in the next one.
+            None => self.decayed_at(self.window_after(counts.start, 1), counts.current, others),
         };
         at.max(now)
     }
 
-    /// When, in the window that begins at `start`, what was spent in the one before it counts for `share` or less.
-    fn faded_at(&self, start: Timestamp, previous: u32, share: u32) -> Timestamp {
+    /// Returns when, in the window that starts at `start`, the previous window's count weighs `share` or less.
+    fn decayed_at(&self, start: Timestamp, previous: u32, share: u32) -> Timestamp {
         let covered = self.weight(share).checked_div(u128::from(previous)).unwrap_or(u128::MAX);
-        let into = self.window_wide().saturating_sub(covered);
-        start.plus(Duration::from_micros(u64::try_from(into).unwrap_or(u64::MAX)))
+        let offset = self.window_wide().saturating_sub(covered);
+        start.plus(Duration::from_micros(u64::try_from(offset).unwrap_or(u64::MAX)))
     }
 
-    /// When nothing counts any more.
-    fn forgotten_at(&self, counts: &SlidingWindowCounts) -> Timestamp {
+    /// Returns when nothing counts any more.
+    fn unspent_at(&self, counts: &SlidingWindowCounts) -> Timestamp {
         match (counts.current, counts.previous) {
             (0, 0) => Timestamp::from_micros(i64::MIN),
-            (0, _) => self.later(counts.start, 1),
-            _ => self.later(counts.start, 2),
+            (0, _) => self.window_after(counts.start, 1),
+            _ => self.window_after(counts.start, 2),
         }
     }
 }
@@ -147,20 +143,21 @@ impl Rule for SlidingWindow {
     }
 
     fn is_unspent(&self, counts: &SlidingWindowCounts, now: Timestamp) -> bool {
-        self.forgotten_at(counts) <= now
+        self.unspent_at(counts) <= now
     }
 
     fn has_room(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> bool {
-        let spent = self.weighted(&self.turned(*counts, now), now);
+        let spent = self.weighted(&self.at_time(*counts, now), now);
         cost == 0 || spent.saturating_add(self.weight(cost)) <= self.weight(self.limit)
     }
 
     fn charge(&self, counts: &mut SlidingWindowCounts, cost: u32, now: Timestamp) {
-        *counts = self.turned(*counts, now);
+        *counts = self.at_time(*counts, now);
         counts.current = counts.current.saturating_add(cost);
     }
 
-    /// Given back to the window it was taken in; when that is not known, to this one first and then to the last.
+    /// Gives back to the window in which it was spent; if that is unknown, to the current one first and then to the
+    /// previous one.
     fn give_back(
         &self,
         counts: &mut SlidingWindowCounts,
@@ -168,26 +165,26 @@ impl Rule for SlidingWindow {
         taken_at: Option<Timestamp>,
         now: Timestamp,
     ) {
-        let mut turned = self.turned(*counts, now);
+        let mut counts_now = self.at_time(*counts, now);
         let from_current = match taken_at {
-            Some(taken) if taken < turned.start => 0,
-            _ => cost.min(turned.current),
+            Some(taken) if taken < counts_now.start => 0,
+            _ => cost.min(counts_now.current),
         };
         let from_previous = match taken_at {
-            Some(taken) if taken >= turned.start || self.later(taken, 1) < turned.start => 0,
+            Some(taken) if taken >= counts_now.start || self.window_after(taken, 1) < counts_now.start => 0,
             _ => cost.saturating_sub(from_current),
         };
-        turned.current = turned.current.saturating_sub(from_current);
-        turned.previous = turned.previous.saturating_sub(from_previous);
-        *counts = turned;
+        counts_now.current = counts_now.current.saturating_sub(from_current);
+        counts_now.previous = counts_now.previous.saturating_sub(from_previous);
+        *counts = counts_now;
     }
 
     fn denial(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> LimitDenial {
-        let counts = self.turned(*counts, now);
+        let counts = self.at_time(*counts, now);
         LimitDenial::single((cost <= self.limit).then(|| self.room_at(&counts, cost, now).since(now)))
     }
 
-    /// Another length is another cut: what counts at `now` then counts as spent at `now`.
+    /// Another length has other boundaries: what counts at `now` then counts as spent at `now`.
     fn carry_over(&self, old: &Self, counts: SlidingWindowCounts, now: Timestamp) -> SlidingWindowCounts {
         if self.window_us == old.window_us {
             return counts;
@@ -197,9 +194,9 @@ impl Rule for SlidingWindow {
         adopted
     }
 
-    /// Windows stay cut where they are, so what was spent may move by up to one window more.
+    /// Windows stay aligned, so usage may move back by up to one window more.
     fn move_back(&self, counts: &mut SlidingWindowCounts, by: Duration) {
-        counts.start = self.cut(counts.start.minus(by));
+        counts.start = self.window_start(counts.start.minus(by));
     }
 }
 
@@ -209,11 +206,11 @@ mod tests {
     use super::*;
 
     const WINDOW_US: i64 = 60_000_000;
-    const CUT_US: i64 = 28_000_000 * WINDOW_US;
+    const BOUNDARY_US: i64 = 28_000_000 * WINDOW_US;
 
-    /// Microseconds into a window of the cut.
+    /// Returns a time `micros` after a window boundary.
     fn at(micros: i64) -> Timestamp {
-        Timestamp::from_micros(CUT_US.saturating_add(micros))
+        Timestamp::from_micros(BOUNDARY_US.saturating_add(micros))
     }
 
     fn window(limit: u32) -> SlidingWindow {
@@ -221,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_window_fades_as_this_one_goes_on() {
+    fn the_previous_window_counts_less_as_time_passes() {
         let rule = window(10);
         let mut counts = rule.unspent();
         assert!(rule.take(&mut counts, 10, at(30_000_000)).is_allowed());
@@ -243,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_across_the_cut_has_less_than_twice_the_limit() {
+    fn a_span_across_a_boundary_has_less_than_twice_the_limit() {
         let rule = window(4);
         let mut counts = rule.unspent();
         assert!(rule.take(&mut counts, 4, at(WINDOW_US - 1)).is_allowed());
@@ -255,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_in_a_known_window_is_given_back_there() {
+    fn units_are_given_back_to_the_window_they_were_spent_in() {
         let rule = window(10);
         let mut counts = rule.unspent();
         rule.charge(&mut counts, 6, at(0));
@@ -272,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn another_length_starts_with_what_counts() {
+    fn a_window_of_another_length_starts_with_what_counts() {
         let (old, new) = (window(10), SlidingWindow::new(10, Duration::from_secs(7)).unwrap());
         let mut counts = old.unspent();
         old.charge(&mut counts, 9, at(0));

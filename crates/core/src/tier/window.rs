@@ -1,7 +1,7 @@
-//! The fixed window: so much in a window, which begins with the first thing spent after the last one ended.
+//! The fixed window, which starts with the first use after the previous one ended.
 //!
-//! The same turning of windows as quota's, for any length and any cost. Around the turn of a window twice the limit can
-//! be spent in a short time; who minds takes a sliding window or a bucket.
+//! Windows refresh like those of quota, for any length and any cost. Twice the limit can be spent in a short time
+//! around the end of a window; a sliding window or a token bucket avoids that.
 
 use std::time::Duration;
 
@@ -9,42 +9,37 @@ use super::limit::{LimitError, checked_amount, checked_period_us};
 use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
-/// How much may be spent in how long a window.
+/// The amount that may be spent per window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindow {
     limit: u32,
     window_us: u64,
 }
 
-/// What was spent in the window that began at `start`.
+/// What was spent in the window that started at `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FixedWindowCount {
-    /// When the window began.
     pub start: Timestamp,
-    /// What was spent in it; more than the limit when there are debts.
+    /// What was spent; more than the limit if there are debts.
     pub spent: u32,
 }
 
 impl FixedWindow {
-    /// A window of such a length.
-    /// Fails when a number is out of range.
     pub fn new(limit: u32, window: Duration) -> Result<Self, LimitError> {
         Ok(Self { limit: checked_amount(limit)?, window_us: checked_period_us(window)? })
     }
 
-    /// What may be spent in a window.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The length of a window.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// Where a key stands.
+    /// Returns the state of a key for headers and responses.
     #[must_use]
     pub fn limit_state(&self, count: &FixedWindowCount, now: Timestamp) -> LimitState {
         let reset_after =
@@ -53,7 +48,7 @@ impl FixedWindow {
         LimitState { limit: self.limit, remaining, next_after: reset_after, reset_after }
     }
 
-    /// What was spent in the window that `now` is in.
+    /// Returns what was spent in the window that contains `now`.
     #[must_use]
     pub fn spent_units(&self, count: &FixedWindowCount, now: Timestamp) -> u32 {
         if self.has_passed(count, now) { 0 } else { count.spent }
@@ -90,7 +85,7 @@ impl Rule for FixedWindow {
         count.spent = count.spent.saturating_add(cost);
     }
 
-    /// What was spent in a window that has ended is worth nothing to the present one.
+    /// Nothing is given back to a window that has ended.
     fn give_back(
         &self,
         count: &mut FixedWindowCount,
@@ -107,7 +102,7 @@ impl Rule for FixedWindow {
         LimitDenial::single((cost <= self.limit).then(|| self.end(count).since(now)))
     }
 
-    /// The window began when it did; only its length and its limit are new.
+    /// The window keeps its start; only its length and limit are new.
     fn carry_over(&self, old: &Self, count: FixedWindowCount, now: Timestamp) -> FixedWindowCount {
         if old.has_passed(&count, now) { self.unspent() } else { count }
     }
@@ -131,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_begins_with_the_first_thing_spent_and_turns_at_its_very_end() {
+    fn a_window_starts_with_the_first_use_and_ends_exactly_after_its_length() {
         let rule = window(5);
         let mut count = rule.unspent();
         assert!(rule.take(&mut count, 3, at(7)).is_allowed());
@@ -144,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_in_an_earlier_window_is_not_given_back_to_this_one() {
+    fn units_of_an_earlier_window_are_not_given_back_to_this_one() {
         let rule = window(5);
         let mut count = rule.unspent();
         rule.charge(&mut count, 5, at(0));

@@ -105,7 +105,7 @@ proptest! {
         let requested = Timestamp::from_micros(base + (into % (window_ms * 1_000)).cast_signed());
         let mut forecaster = Forecaster::new(pace, requested, load);
         for (start, count, _) in windows.changed().filter(|(start, ..)| start.as_micros() >= base) {
-            if forecaster.take(start, count) {
+            if forecaster.add_window(start, count) {
                 break;
             }
         }

@@ -174,7 +174,7 @@ impl RequestService {
         if !rollout.processing_enabled {
             return Err(SubmitError::Disabled);
         }
-        if !rollout.canary.reaches(&submission.tenant) {
+        if !rollout.canary.includes(&submission.tenant) {
             return Err(SubmitError::NotInRollout);
         }
         let kib = u32::try_from(submission.payload.len().div_ceil(1 << 10)).unwrap_or(u32::MAX).max(1);

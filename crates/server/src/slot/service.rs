@@ -160,7 +160,7 @@ impl SlotService {
         let mut from = config.pace.window_of(requested);
         loop {
             let page = self.windows(name, from, Timestamp::from_micros(i64::MAX / 32), FORECAST_PAGE).await?;
-            let is_done = page.iter().any(|window| forecaster.take(window.start, window.count));
+            let is_done = page.iter().any(|window| forecaster.add_window(window.start, window.count));
             match page.last() {
                 Some(last) if !is_done && page.len() == FORECAST_PAGE => {
                     from = config.pace.window_after(last.start, 1)
