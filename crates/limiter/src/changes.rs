@@ -1,49 +1,46 @@
-//! What has changed since it was last asked for, for whoever keeps it on disk.
+//! Iterates over changed entries, for a journal that saves them.
 
 use std::sync::Arc;
 use std::vec;
 
-use weir_core::tier::Rule;
+use weir_core::tier::{Rule, ScopedRule};
 
 use crate::id::Id;
-use crate::memory::{Memory, Policy};
+use crate::memory::Memory;
 
-/// How many entries are handed out under one lock.
+/// The number of entries returned per lock.
 const BATCH: usize = 256;
 
-/// What one key has spent, as it was when it was handed out. One that is as good as new can be deleted.
+/// What a key has spent. If that is nothing, a saved row can be deleted.
 #[derive(Debug)]
-pub struct Change<R: Rule> {
-    /// What it was spent of.
-    pub policy: Arc<Policy<R>>,
-    /// The key.
+pub struct KeyChange<R: Rule> {
+    pub policy: Arc<ScopedRule<R>>,
     pub id: Id,
-    /// What it has spent.
     pub spent: R::Usage,
 }
 
-/// Every entry that has changed, each once, shard by shard. Decisions go on meanwhile: a lock is held for a few hundred
-/// entries at a time, and what changes behind the iterator is handed out the next time.
+/// All changed entries, each once, shard by shard. Decisions continue meanwhile: a lock is held for a few hundred
+/// entries at a time. What changes in a shard that was already visited is returned by the next iterator.
 #[derive(Debug)]
-pub struct Changes<'a, R: Rule> {
+pub struct KeyChanges<'a, R: Rule> {
     memory: &'a Memory<R>,
-    /// The shard that is gone through.
+    /// The current shard.
     shard: usize,
-    /// How many hashes of it are left; none before it is begun.
+    /// How many of its hashes are left; `None` before the shard is started.
     left: Option<usize>,
-    batch: vec::IntoIter<Change<R>>,
+    batch: vec::IntoIter<KeyChange<R>>,
 }
 
 impl<R: Rule> Memory<R> {
-    /// Hands out what has changed since it was last handed out, if [`Options`](crate::Options) say that it is tracked.
-    /// Whoever takes a change must write it or keep it: it does not come again.
-    pub fn changes(&self) -> Changes<'_, R> {
-        Changes { memory: self, shard: 0, left: None, batch: Vec::new().into_iter() }
+    /// Returns what has changed since it was last returned, if [`MemoryOptions`](crate::MemoryOptions) enable
+    /// tracking. The caller must save each change: it is not returned again.
+    pub fn changes(&self) -> KeyChanges<'_, R> {
+        KeyChanges { memory: self, shard: 0, left: None, batch: Vec::new().into_iter() }
     }
 }
 
-impl<R: Rule> Changes<'_, R> {
-    fn next_batch(&mut self) -> Vec<Change<R>> {
+impl<R: Rule> KeyChanges<'_, R> {
+    fn next_batch(&mut self) -> Vec<KeyChange<R>> {
         let mut shard = self.memory.lock(self.shard);
         let left = self.left.unwrap_or_else(|| shard.changed_len());
         let count = left.min(BATCH);
@@ -51,7 +48,7 @@ impl<R: Rule> Changes<'_, R> {
         for _ in 0..count {
             shard.next_changed(|entry| {
                 let (policy, id) = (Arc::clone(&entry.policy), entry.id.clone());
-                batch.push(Change { policy, id, spent: entry.spent });
+                batch.push(KeyChange { policy, id, spent: entry.spent });
             });
         }
         self.left = Some(left - count);
@@ -59,10 +56,10 @@ impl<R: Rule> Changes<'_, R> {
     }
 }
 
-impl<R: Rule> Iterator for Changes<'_, R> {
-    type Item = Change<R>;
+impl<R: Rule> Iterator for KeyChanges<'_, R> {
+    type Item = KeyChange<R>;
 
-    fn next(&mut self) -> Option<Change<R>> {
+    fn next(&mut self) -> Option<KeyChange<R>> {
         loop {
             if let Some(change) = self.batch.next() {
                 return Some(change);

@@ -1,22 +1,21 @@
-//! The names of keys, kept where they are looked at.
+//! Key names, stored inline where possible.
 
 use std::fmt;
 use std::ops::Deref;
 
-/// A text of which up to 22 bytes stand in place, so that comparing a short one touches no other memory.
+/// A text that is stored inline up to 22 bytes, so that comparing a short one reads no other memory.
 #[derive(Clone)]
 pub struct Id(Text);
 
-const IN_PLACE: usize = 22;
+const INLINE_MAX: usize = 22;
 
 #[derive(Clone)]
 enum Text {
-    Short { length: u8, bytes: [u8; IN_PLACE] },
+    Short { length: u8, bytes: [u8; INLINE_MAX] },
     Long(Box<str>),
 }
 
 impl Id {
-    /// The text as bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -28,10 +27,10 @@ impl Id {
 
 impl From<&str> for Id {
     fn from(text: &str) -> Self {
-        let mut bytes = [0; IN_PLACE];
+        let mut bytes = [0; INLINE_MAX];
         match (u8::try_from(text.len()), bytes.get_mut(..text.len())) {
-            (Ok(length), Some(place)) => {
-                place.copy_from_slice(text.as_bytes());
+            (Ok(length), Some(target)) => {
+                target.copy_from_slice(text.as_bytes());
                 Self(Text::Short { length, bytes })
             }
             _ => Self(Text::Long(Box::from(text))),
@@ -44,7 +43,7 @@ impl Deref for Id {
 
     fn deref(&self) -> &str {
         match &self.0 {
-            // The bytes came from a text, so this never falls back.
+            // The bytes are a copy of a text, so this never falls back.
             Text::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
             Text::Long(text) => text,
         }
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_any_length_come_back_as_they_were() {
+    fn texts_of_any_length_are_preserved() {
         for length in [0, 1, 21, 22, 23, 255, 256, 1_000] {
             let text = "ü".repeat(length / 2) + &"x".repeat(length % 2);
             let id = Id::from(text.as_str());

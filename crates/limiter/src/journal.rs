@@ -1,9 +1,9 @@
-//! Keeps what keys have spent: everything that changed is handed to a store every [`FLUSH_EVERY`], and read back at the
+//! Saves the usage of keys: every [`FLUSH_EVERY`], everything that changed is written to a store, which is read at the
 //! next start.
 //!
-//! What was spent after the last commit before a crash is forgotten: at most what was spent in [`FLUSH_EVERY`] and the time
-//! that one commit takes. A write that fails is made again before anything newer, and decisions go on meanwhile. Whoever
-//! cannot bear to forget what was spent waits for [`Journal::keep`], which does not wait for the next [`FLUSH_EVERY`].
+//! A crash loses what was spent since the last commit: at most the usage of [`FLUSH_EVERY`] plus the duration of one
+//! commit. A failed write is retried before anything newer is written, and decisions continue meanwhile. Callers that
+//! must not lose usage wait for [`Journal::wait_until_saved`], which triggers a flush at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,105 +20,105 @@ use weir_store::{Error, Result};
 
 use crate::local_limiter::Memories;
 
-/// How long what was spent waits before it is written.
+/// How long usage waits before it is written.
 pub const FLUSH_EVERY: Duration = Duration::from_millis(50);
 
-/// Rows written, and read, at a time.
+/// Rows written or read at a time.
 const PAGE: usize = 5_000;
-/// How often rows are looked at for whether they are still worth keeping, and how many at a time.
+/// How often stored rows are checked for expiry, and how many at a time.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const SWEPT_PAGE: usize = 2_000;
-/// Places of each shard that are looked at with them.
-const SWEPT_PLACES: usize = 64;
-/// How long a write that failed waits to be made again.
+/// Cells of each shard that are swept at the same time.
+const SWEPT_CELLS: usize = 64;
+/// How long a failed write waits before it is retried.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct Journal {
-    keeper: Arc<JournalWriter>,
+    writer: Arc<JournalWriter>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct JournalWriter {
     store: Arc<dyn TierStore>,
     memories: Arc<Memories>,
-    /// Held by whoever writes or tidies, so that an older row never takes the place of a newer one.
+    /// Locked while rows are written or deleted, so that an older row never replaces a newer one.
     state: AsyncMutex<JournalState>,
-    /// How much of what was taken from the memories is not written yet.
-    writing: AtomicUsize,
-    /// How many times changes have begun to be taken from the memories, and the last of these of which all is written.
-    begun: AtomicU64,
-    written: watch::Sender<u64>,
-    /// Rings when somebody waits for what was spent to be written.
+    /// The number of keys taken from the memories and not written yet.
+    unwritten_len: AtomicUsize,
+    /// The number of flushes started, and the last one that was written completely.
+    flushes_started: AtomicU64,
+    flushes_written: watch::Sender<u64>,
+    /// Notified when a caller waits for its usage to be written.
     wake: Notify,
-    /// Since when something could not be written.
+    /// When writing started to fail; `None` while it works.
     failing_since: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
 struct JournalState {
-    /// Taken from the memories and not written yet.
+    /// Rows taken from the memories and not written yet.
     unwritten: Vec<SpentRow>,
-    /// The row after which tidying goes on.
-    tidied: Option<(u32, String)>,
+    /// The row after which the next check for expiry continues.
+    expiry_cursor: Option<(u32, String)>,
 }
 
 impl std::fmt::Debug for JournalWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").finish_non_exhaustive()
+        f.debug_struct("JournalWriter").finish_non_exhaustive()
     }
 }
 
 impl Journal {
     pub(crate) async fn open(store: Arc<dyn TierStore>, memories: Arc<Memories>) -> Result<Self> {
         restore(&*store, &memories).await?;
-        let keeper = Arc::new(JournalWriter {
+        let writer = Arc::new(JournalWriter {
             store,
             memories,
             state: AsyncMutex::default(),
-            writing: AtomicUsize::new(0),
-            begun: AtomicU64::new(0),
-            written: watch::Sender::new(0),
+            unwritten_len: AtomicUsize::new(0),
+            flushes_started: AtomicU64::new(0),
+            flushes_written: watch::Sender::new(0),
             wake: Notify::new(),
             failing_since: Mutex::default(),
         });
-        let task = tokio::spawn(run(Arc::clone(&keeper)));
-        Ok(Self { keeper, task: Mutex::new(Some(task)) })
+        let task = tokio::spawn(run(Arc::clone(&writer)));
+        Ok(Self { writer, task: Mutex::new(Some(task)) })
     }
 
-    /// Writes everything that was spent up to now and ends. When the store does not take it, it is lost with the process.
+    /// Stops the task and writes all usage. If the store fails, that usage is lost with the process.
     pub(crate) async fn close(&self) {
         let task = self.task.lock().take();
         if let Some(task) = task {
             task.abort();
-            // What it was writing is still on the desk.
+            // The rows it was writing are still in the state.
             let _ = task.await;
         }
-        if let Err(error) = self.keeper.flush().await {
-            tracing::error!(error = %error.with_causes(), "what was spent last could not be kept");
+        if let Err(error) = self.writer.flush().await {
+            tracing::error!(error = %error.with_causes(), "cannot save the last usage of limits; it is lost when the process ends");
         }
     }
 
-    /// Waits until everything that was spent up to now is written. All who wait at the same time share a commit.
-    pub(crate) async fn keep(&self) {
-        // What was spent before this is seen by whoever begins after it: both go through the lock of the key's shard.
-        let enough = self.keeper.begun.load(Ordering::SeqCst) + 1;
-        let mut written = self.keeper.written.subscribe();
-        self.keeper.wake.notify_one();
-        // The sender is the keeper's, which lives as long as this.
-        let _ = written.wait_for(|written| *written >= enough).await;
+    /// Waits until all usage so far is written. Concurrent callers share a commit.
+    pub(crate) async fn wait_until_saved(&self) {
+        // A flush that starts after this sees the usage of the caller: both lock the key's shard.
+        let needed = self.writer.flushes_started.load(Ordering::SeqCst) + 1;
+        let mut written = self.writer.flushes_written.subscribe();
+        self.writer.wake.notify_one();
+        // The sender lives as long as `self`.
+        let _ = written.wait_for(|written| *written >= needed).await;
     }
 
-    /// How many keys wait to be written.
+    /// Returns the number of keys that are not written yet.
     pub(crate) fn unsaved(&self) -> usize {
-        // In this order: what leaves the memories is counted as being written before.
-        let waiting = self.keeper.memories.changed_len();
-        waiting + self.keeper.writing.load(Ordering::SeqCst)
+        // The order matters: keys are counted as being written before they leave the memories.
+        let waiting = self.writer.memories.changed_len();
+        waiting + self.writer.unwritten_len.load(Ordering::SeqCst)
     }
 
-    /// For how long nothing could be written.
+    /// Returns for how long writes have been failing.
     pub(crate) fn unsaved_for(&self) -> Option<Duration> {
-        self.keeper.failing_since().map(|since| since.elapsed())
+        self.writer.failing_since().map(|since| since.elapsed())
     }
 }
 
@@ -130,16 +130,16 @@ impl Drop for Journal {
     }
 }
 
-async fn run(keeper: Arc<JournalWriter>) {
-    let mut swept = Instant::now();
+async fn run(writer: Arc<JournalWriter>) {
+    let mut swept_at = Instant::now();
     loop {
-        let _ = tokio::time::timeout(FLUSH_EVERY, keeper.wake.notified()).await;
-        let mut outcome = keeper.flush().await;
-        if outcome.is_ok() && swept.elapsed() >= SWEEP_EVERY {
-            swept = Instant::now();
-            outcome = keeper.tidy().await;
+        let _ = tokio::time::timeout(FLUSH_EVERY, writer.wake.notified()).await;
+        let mut outcome = writer.flush().await;
+        if outcome.is_ok() && swept_at.elapsed() >= SWEEP_EVERY {
+            swept_at = Instant::now();
+            outcome = writer.delete_expired().await;
         }
-        if keeper.note(&outcome) {
+        if writer.log_outcome(&outcome) {
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -148,13 +148,13 @@ async fn run(keeper: Arc<JournalWriter>) {
 impl JournalWriter {
     async fn flush(&self) -> Result<()> {
         let mut state = self.state.lock().await;
-        // What failed before goes first; what is newer stays in the memories until then.
+        // Failed rows go first; newer changes stay in the memories until then.
         self.write(&mut state).await?;
-        self.writing.store(self.memories.changed_len(), Ordering::SeqCst);
-        let begun = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        self.unwritten_len.store(self.memories.changed_len(), Ordering::SeqCst);
+        let flush = self.flushes_started.fetch_add(1, Ordering::SeqCst) + 1;
         state.unwritten = self.take_changes();
         self.write(&mut state).await?;
-        self.written.send_replace(begun);
+        self.flushes_written.send_replace(flush);
         Ok(())
     }
 
@@ -175,45 +175,46 @@ impl JournalWriter {
         limits.chain(tiers).collect()
     }
 
-    /// Every key stands there once, so the order of rows does not matter.
+    /// Every key occurs once, so the order of rows does not matter.
     async fn write(&self, state: &mut JournalState) -> Result<()> {
-        self.writing.store(state.unwritten.len(), Ordering::SeqCst);
+        self.unwritten_len.store(state.unwritten.len(), Ordering::SeqCst);
         while !state.unwritten.is_empty() {
             let rest = state.unwritten.len().saturating_sub(PAGE);
             self.store.save_spent(state.unwritten[rest..].to_vec()).await?;
             state.unwritten.truncate(rest);
-            self.writing.store(rest, Ordering::SeqCst);
+            self.unwritten_len.store(rest, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    /// Deletes some of the rows that time has made as good as new, and drops some such keys.
-    async fn tidy(&self) -> Result<()> {
+    /// Deletes some expired rows, and drops some idle keys.
+    async fn delete_expired(&self) -> Result<()> {
         let now = self.memories.clock.now();
-        self.memories.limits.sweep(SWEPT_PLACES, now);
-        self.memories.tiers.sweep(SWEPT_PLACES, now);
+        self.memories.limits.sweep(SWEPT_CELLS, now);
+        self.memories.tiers.sweep(SWEPT_CELLS, now);
         let mut state = self.state.lock().await;
-        let page = self.store.load_spent(state.tidied.take(), SWEPT_PAGE).await?;
+        let page = self.store.load_spent(state.expiry_cursor.take(), SWEPT_PAGE).await?;
         if page.len() == SWEPT_PAGE {
-            state.tidied = page.last().map(|row| (row.scope, row.key.clone()));
+            state.expiry_cursor = page.last().map(|row| (row.scope, row.key.clone()));
         }
-        // While the desk is ours, rows are as they were last written; what was spent since will be written again.
-        let old = page.into_iter().filter(|row| row.record.as_ref().is_none_or(|kept| is_over(kept, now)));
-        let old: Vec<_> = old.map(|row| SpentRow { record: None, ..row }).collect();
-        if old.is_empty() { Ok(()) } else { self.store.save_spent(old).await }
+        // While the state is locked, rows are as last written; what was spent since will be written again.
+        let expired =
+            page.into_iter().filter(|row| row.record.as_ref().is_none_or(|record| is_expired(record, now)));
+        let expired: Vec<_> = expired.map(|row| SpentRow { record: None, ..row }).collect();
+        if expired.is_empty() { Ok(()) } else { self.store.save_spent(expired).await }
     }
 
-    /// Tells of a failure once, and of its end. Answers whether it goes on.
-    fn note(&self, outcome: &Result<()>) -> bool {
+    /// Logs the start and the end of a failure once each. Returns whether writes are failing.
+    fn log_outcome(&self, outcome: &Result<()>) -> bool {
         let mut failing = self.failing_since.lock();
         match (outcome, *failing) {
             (Err(error), None) => {
                 *failing = Some(Instant::now());
-                tracing::warn!(error = %error.with_causes(), "what limits have spent cannot be kept; trying again");
+                tracing::warn!(error = %error.with_causes(), "cannot save the usage of limits; retrying until the store works again");
             }
             (Ok(()), Some(_)) => {
                 *failing = None;
-                tracing::info!("what limits have spent is kept again");
+                tracing::info!("the usage of limits is saved again");
             }
             _ => {}
         }
@@ -225,22 +226,22 @@ impl JournalWriter {
     }
 }
 
-fn is_over(kept: &SpentRecord, now: Timestamp) -> bool {
-    match kept {
+fn is_expired(record: &SpentRecord, now: Timestamp) -> bool {
+    match record {
         SpentRecord::Limit(limit, spent) => limit.is_unspent(spent, now),
         SpentRecord::Tier(limits, spent) => limits.rule().is_unspent(spent, now),
     }
 }
 
-/// Rules are shared by all their keys, so each is made once.
+/// The rules of restored keys. All keys of a rule share one instance.
 #[derive(Default)]
-struct Rules {
+struct SharedRules {
     limits: HashMap<(u32, Limit), Arc<ScopedRule<Limit>>>,
     tiers: HashMap<TierLimits, Arc<ScopedRule<TierRule>>>,
 }
 
 async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
-    let (mut rules, mut after) = (Rules::default(), None);
+    let (mut rules, mut after) = (SharedRules::default(), None);
     loop {
         let page = store.load_spent(after.take(), PAGE).await?;
         let is_last = page.len() < PAGE;
@@ -248,7 +249,7 @@ async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
         let now = memories.clock.now();
         for SpentRow { scope, key, record, saved_at } in page {
             let record = record.map(|record| match saved_at {
-                // The clock has stepped back since it was written.
+                // The clock has stepped back since the row was written.
                 Some(saved_at) if saved_at > now => record.moved_earlier(saved_at.since(now)),
                 _ => record,
             });

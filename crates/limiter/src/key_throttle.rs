@@ -1,31 +1,30 @@
-//! A token bucket for every caller, in the memory of this process: nothing is stored, and nothing waits.
+//! A token bucket per key in the memory of this process. Nothing is stored.
 
 use std::sync::Arc;
 
 use weir_core::Clock;
-use weir_core::tier::{Rule, TokenBucket};
+use weir_core::tier::{Rule, ScopedRule, TokenBucket};
 use weir_store::throttle::{Throttle, ThrottleDecision};
 
-use crate::memory::{Full, Memory, Options, Policy};
+use crate::memory::{Memory, MemoryFull, MemoryOptions};
 
 /// Limits how often each key may do something.
 ///
-/// Keys whose buckets are full again are dropped, so there is room for `keys_max` keys that have called lately. When there is
-/// none, a new key is allowed without being counted: a flood of invented names must not keep everybody else out. Keys
-/// that are counted already stay so.
+/// Keys whose buckets are full again are dropped, so there is room for `keys_max` keys with recent calls. When it is
+/// full, a new key is allowed without being counted: a flood of invented names must not keep everybody else out. Keys
+/// that are already counted remain limited.
 #[derive(Debug)]
 pub struct KeyThrottle {
     memory: Memory<TokenBucket>,
-    policy: Arc<Policy<TokenBucket>>,
+    policy: Arc<ScopedRule<TokenBucket>>,
     clock: Arc<dyn Clock>,
 }
 
 impl KeyThrottle {
-    /// A throttle that gives every key such a bucket.
     #[must_use]
     pub fn new(bucket: TokenBucket, keys_max: usize, clock: Arc<dyn Clock>) -> Self {
-        let memory = Memory::new(Options { keys_max, ..Options::default() });
-        Self { memory, policy: Arc::new(Policy { scope: 0, rule: bucket }), clock }
+        let memory = Memory::new(MemoryOptions { keys_max, ..MemoryOptions::default() });
+        Self { memory, policy: Arc::new(ScopedRule { scope: 0, rule: bucket }), clock }
     }
 }
 
@@ -34,7 +33,7 @@ impl Throttle for KeyThrottle {
         let (bucket, now) = (&self.policy.rule, self.clock.now());
         let (is_allowed, level) = match self.memory.take(&self.policy, key, 1, now) {
             Ok(taken) => (taken.decision.is_allowed(), taken.spent),
-            Err(Full) => (true, bucket.unspent()),
+            Err(MemoryFull) => (true, bucket.unspent()),
         };
         ThrottleDecision { is_allowed, limit_state: bucket.limit_state(&level, now) }
     }
@@ -52,7 +51,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A throttle of `capacity` calls at once and `per_second` in the long run, on a clock that stands still.
+    /// Creates a throttle for `capacity` calls at once and `per_second` in the long run, on a clock that stands still.
     fn throttle(capacity: u32, per_second: u32, keys_max: usize) -> (KeyThrottle, ManualClock) {
         let clock = ManualClock::at(Timestamp::from_seconds(1_700_000_000));
         let bucket = TokenBucket::new(capacity, per_second, SECOND).unwrap();
@@ -63,7 +62,7 @@ mod tests {
         (0..calls).filter(|_| throttle.take(key).is_allowed).count()
     }
 
-    /// The wait that a refused call is given.
+    /// Returns the wait of a denied call.
     fn wait(throttle: &KeyThrottle, key: &str) -> Duration {
         let throttled = throttle.take(key);
         assert!(!throttled.is_allowed && throttled.limit_state.remaining == 0, "{throttled:?}");
@@ -82,9 +81,12 @@ mod tests {
         clock.advance(MS * 599);
         assert_eq!(wait(&throttle, "u"), MS);
         clock.advance(MS);
-        assert!(throttle.take("u").is_allowed, "refused calls do not count");
+        assert!(throttle.take("u").is_allowed, "denied calls do not count");
         clock.advance(MS * 999);
-        assert!(!throttle.take("u").is_allowed, "the second begins with the call, not with the clock's");
+        assert!(
+            !throttle.take("u").is_allowed,
+            "the second starts with the call, not with the clock's second"
+        );
         clock.advance(MS);
         assert!(throttle.take("u").is_allowed);
     }
@@ -117,7 +119,7 @@ mod tests {
     }
 
     proptest! {
-        // What docs/sale.md promises of `sale.user_per_second`.
+        // docs/sale.md promises this for `sale.user_per_second`.
         #[test]
         fn any_second_has_at_most_twice_the_limit_less_one(
             limit in 1_u32..6,
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_throttle_still_counts_those_it_counted_and_lets_new_ones_pass() {
+    fn a_full_throttle_limits_known_keys_and_allows_new_ones() {
         const KEYS_MAX: usize = 1_000;
         let (throttle, clock) = throttle(1, 1, KEYS_MAX);
         let name = |n: usize| format!("user-{n}");
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_of_long_ago_are_dropped() {
+    fn idle_keys_are_dropped() {
         let (throttle, clock) = throttle(1, 1, 100_000);
         for n in 0..10_000 {
             clock.advance(MS * 2);

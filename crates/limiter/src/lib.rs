@@ -1,11 +1,11 @@
-//! Limits kept in the memory of one process: who has spent what, a cache line each, behind many small locks.
+//! Limits in the memory of one process: one cache line per key, behind many small locks.
 //!
-//! [`Memory`] holds what each key has spent of a rule from `weir_core::tier`. A decision locks one shard, finds one entry
-//! of 64 bytes, asks the rule, and writes the entry back. A key that has spent nothing needs no entry, so entries that
-//! have become as good as new are dropped, a few at a time. Time comes from the caller.
+//! [`Memory`] stores what each key has spent of a rule from `weir_core::tier`. A decision locks one shard, finds one
+//! entry of 64 bytes, applies the rule and writes the entry back. A key that has spent nothing needs no entry, so
+//! entries that have regained everything are dropped, a few at a time. Callers pass the time.
 //!
-//! [`Memory::changes`] hands out what changed since it was last asked, and [`Memory::restore`] takes it back in. [`LocalLimiter`]
-//! does both: it puts the memory behind the seam that services use, and has a store keep what changes.
+//! [`Memory::changes`] returns what changed since the last call, and [`Memory::restore`] puts it back.
+//! [`LocalLimiter`] uses both: it implements the store trait that services use, and saves changes to a store.
 
 mod changes;
 mod hash;
@@ -17,10 +17,10 @@ mod memory;
 mod multi_key;
 mod shard;
 
-pub use changes::{Change, Changes};
+pub use changes::{KeyChange, KeyChanges};
 pub use id::Id;
 pub use journal::FLUSH_EVERY;
 pub use key_throttle::KeyThrottle;
 pub use local_limiter::LocalLimiter;
-pub use memory::{Full, Memory, Options, Policy, Taken};
-pub use multi_key::{TakenAll, Want};
+pub use memory::{KeyOutcome, Memory, MemoryFull, MemoryOptions};
+pub use multi_key::{KeyRequest, MultiKeyOutcome};

@@ -1,4 +1,4 @@
-//! The limits of one process behind the seam of the stores: decided in memory, and kept by a journal for the next start.
+//! Implements the limit store in the memory of one process. A journal saves changes for the next start.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy
 use weir_store::{Error, Result};
 
 use crate::journal::Journal;
-use crate::memory::{Full, Memory, Options};
-use crate::multi_key::Want;
+use crate::memory::{Memory, MemoryFull, MemoryOptions};
+use crate::multi_key::KeyRequest;
 
 /// The limits of one process. Clones share them.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct LocalLimiter {
     journal: Option<Arc<Journal>>,
 }
 
-/// What keys have spent, of policies and of tiers.
+/// What keys have spent under policies and under tiers.
 #[derive(Debug)]
 pub(crate) struct Memories {
     pub(crate) clock: Arc<dyn Clock>,
@@ -29,29 +29,28 @@ pub(crate) struct Memories {
 }
 
 impl LocalLimiter {
-    /// Limits that end with the process.
+    /// Creates limits that are lost when the process ends.
     #[must_use]
     pub fn ephemeral(clock: Arc<dyn Clock>, keys_max: usize) -> Self {
         Self { memories: Arc::new(Memories::new(clock, keys_max, false)), journal: None }
     }
 
-    /// Limits that `store` keeps: what it has kept is read first, and from then on what changes is written, a few dozen
-    /// times a second.
-    /// Fails when the store cannot be read, or has more keys than there may be.
+    /// Creates limits that are saved to `store`: loads what was saved, then writes changes a few dozen times per
+    /// second. Fails if the store cannot be read or has more than `keys_max` keys.
     pub async fn open(store: Arc<dyn TierStore>, clock: Arc<dyn Clock>, keys_max: usize) -> Result<Self> {
         let memories = Arc::new(Memories::new(clock, keys_max, true));
         let journal = Journal::open(store, Arc::clone(&memories)).await?;
         Ok(Self { memories, journal: Some(Arc::new(journal)) })
     }
 
-    /// Takes over what is known of a key from elsewhere, in place of what was known.
-    pub fn learn(&self, policy: &Arc<Policy>, key: &str, spent: LimitUsage, now: Timestamp) {
-        // Without room for it there is nothing to be known of it.
+    /// Replaces the usage of a key with one from elsewhere.
+    pub fn replace_usage(&self, policy: &Arc<Policy>, key: &str, spent: LimitUsage, now: Timestamp) {
+        // Without room, the usage is not remembered.
         let _ = self.memories.limits.restore(&policy.scoped, key, spent, now);
     }
 
-    /// The same of a user.
-    pub fn learn_tier(
+    /// Replaces the usage of a user with one from elsewhere.
+    pub fn replace_tier_usage(
         &self,
         user: &str,
         rule: &Arc<ScopedRule<TierRule>>,
@@ -61,20 +60,20 @@ impl LocalLimiter {
         let _ = self.memories.tiers.restore(rule, user, spent, now);
     }
 
-    /// Takes over that nothing is spent of a key.
-    pub fn unlearn(&self, policy: &Arc<Policy>, key: &str) {
+    /// Resets the usage of a key to nothing.
+    pub fn reset_usage(&self, policy: &Arc<Policy>, key: &str) {
         self.memories.limits.forget(&policy.scoped, key);
     }
 
-    /// What is known of a key.
+    /// Returns the usage of a key.
     #[must_use]
-    pub fn known(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> LimitUsage {
+    pub fn usage(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> LimitUsage {
         self.memories.limits.peek(&policy.scoped, key, now)
     }
 
-    /// What is known of a user.
+    /// Returns the usage of a user.
     #[must_use]
-    pub fn known_tier(
+    pub fn tier_usage(
         &self,
         user: &str,
         rule: &Arc<ScopedRule<TierRule>>,
@@ -90,76 +89,84 @@ impl Memories {
     }
 
     fn new(clock: Arc<dyn Clock>, keys_max: usize, tracks_changes: bool) -> Self {
-        let options = Options { keys_max, tracks_changes, ..Options::default() };
+        let options = MemoryOptions { keys_max, tracks_changes, ..MemoryOptions::default() };
         Self { clock, limits: Memory::new(options), tiers: Memory::new(options), keys_max }
     }
 
-    fn full(&self, _full: Full) -> Error {
+    fn full(&self, _full: MemoryFull) -> Error {
         Error::KeysExhausted { max: self.keys_max }
     }
 
-    /// One key, which is what most decisions are about.
-    fn take_one(&self, ask: &LimitCheck<'_>, peek: bool, now: Timestamp) -> Result<(Decision, LimitUsage)> {
-        let rule = &ask.policy.scoped;
+    /// Decides for one key, the most frequent case.
+    fn take_one(&self, check: &LimitCheck<'_>, peek: bool, now: Timestamp) -> Result<(Decision, LimitUsage)> {
+        let rule = &check.policy.scoped;
         if peek {
-            let spent = self.limits.peek(rule, ask.key, now);
+            let spent = self.limits.peek(rule, check.key, now);
             let mut after = spent;
-            return Ok((rule.rule.take(&mut after, ask.cost, now), spent));
+            return Ok((rule.rule.take(&mut after, check.cost, now), spent));
         }
-        let taken = self.limits.take(rule, ask.key, ask.cost, now).map_err(|full| self.full(full))?;
+        let taken = self.limits.take(rule, check.key, check.cost, now).map_err(|full| self.full(full))?;
         Ok((taken.decision, taken.spent))
     }
 
-    fn take_binding(&self, asks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
-        if let [ask] = asks {
-            let (decision, spent) = self.take_one(ask, peek, now)?;
+    fn take_binding(&self, checks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
+        if let [check] = checks {
+            let (decision, spent) = self.take_one(check, peek, now)?;
             return Ok(LimitOutcome { decision, each: vec![(decision, spent)], now });
         }
-        let wants: Vec<Want<'_, Limit>> =
-            asks.iter().map(|ask| Want { policy: &ask.policy.scoped, id: ask.key, cost: ask.cost }).collect();
+        let requests: Vec<KeyRequest<'_, Limit>> = checks
+            .iter()
+            .map(|check| KeyRequest { policy: &check.policy.scoped, id: check.key, cost: check.cost })
+            .collect();
         let taken = if peek {
-            self.limits.peek_all(&wants, now)
+            self.limits.peek_all(&requests, now)
         } else {
-            self.limits.take_all(&wants, now).map_err(|full| self.full(full))?
+            self.limits.take_all(&requests, now).map_err(|full| self.full(full))?
         };
         let each = taken.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
         Ok(LimitOutcome { decision: taken.decision, each, now })
     }
 
-    /// Those that bind first; if they have room, each that only observes takes what fits.
-    fn take_with_shadows(&self, asks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
-        let is_shadow = |at: &usize| asks[*at].policy.spec.shadow;
-        let (shadows, binding): (Vec<usize>, Vec<usize>) = (0..asks.len()).partition(is_shadow);
-        let binding_asks: Vec<LimitCheck<'_>> = binding.iter().map(|at| asks[*at]).collect();
+    /// Decides by the binding policies first. If they allow the costs, each shadow policy takes what fits.
+    fn take_with_shadows(
+        &self,
+        checks: &[LimitCheck<'_>],
+        peek: bool,
+        now: Timestamp,
+    ) -> Result<LimitOutcome> {
+        let is_shadow = |at: &usize| checks[*at].policy.spec.shadow;
+        let (shadows, binding): (Vec<usize>, Vec<usize>) = (0..checks.len()).partition(is_shadow);
+        let binding_checks: Vec<LimitCheck<'_>> = binding.iter().map(|at| checks[*at]).collect();
         let taken = if binding.is_empty() {
             LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now }
         } else {
-            self.take_binding(&binding_asks, peek, now)?
+            self.take_binding(&binding_checks, peek, now)?
         };
         let spends = taken.decision.is_allowed() && !peek;
-        let mut each = vec![None; asks.len()];
-        for (at, told) in binding.iter().zip(taken.each) {
-            each[*at] = Some(told);
+        let mut each = vec![None; checks.len()];
+        for (at, result) in binding.iter().zip(taken.each) {
+            each[*at] = Some(result);
         }
         for &at in &shadows {
-            let is_same = |other: &usize| is_same_key(&asks[*other], &asks[at]);
+            let is_same = |other: &usize| is_same_key(&checks[*other], &checks[at]);
             each[at] = match shadows.iter().find(|other| is_same(other)) {
                 Some(first) if *first < at => each[*first],
                 _ => {
-                    let costs = shadows.iter().filter(|other| is_same(other)).map(|other| asks[*other].cost);
+                    let costs =
+                        shadows.iter().filter(|other| is_same(other)).map(|other| checks[*other].cost);
                     let cost = costs.fold(0, u32::saturating_add);
                     if !spends && !peek {
-                        // What was spent under another rule is from now on under this one, as in every decision.
-                        let _ = self.take_one(&LimitCheck { cost: 0, ..asks[at] }, false, now)?;
+                        // Usage under another rule is carried over to this one, as in every decision.
+                        let _ = self.take_one(&LimitCheck { cost: 0, ..checks[at] }, false, now)?;
                     }
-                    Some(self.take_one(&LimitCheck { cost, ..asks[at] }, !spends, now)?)
+                    Some(self.take_one(&LimitCheck { cost, ..checks[at] }, !spends, now)?)
                 }
             };
         }
         let decision = match taken.decision {
-            Decision::Denied(mut refusal) => {
-                refusal.denied_by = binding.get(refusal.denied_by).copied().unwrap_or(0);
-                Decision::Denied(refusal)
+            Decision::Denied(mut denial) => {
+                denial.denied_by = binding.get(denial.denied_by).copied().unwrap_or(0);
+                Decision::Denied(denial)
             }
             Decision::Allowed => Decision::Allowed,
         };
@@ -173,12 +180,12 @@ fn is_same_key(a: &LimitCheck<'_>, b: &LimitCheck<'_>) -> bool {
 
 #[async_trait]
 impl LimitStore for LocalLimiter {
-    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
+    async fn take(&self, checks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
         let now = self.memories.clock.now();
-        if asks.iter().any(|ask| ask.policy.spec.shadow) {
-            self.memories.take_with_shadows(asks, peek, now)
+        if checks.iter().any(|check| check.policy.spec.shadow) {
+            self.memories.take_with_shadows(checks, peek, now)
         } else {
-            self.memories.take_binding(asks, peek, now)
+            self.memories.take_binding(checks, peek, now)
         }
     }
 
@@ -219,7 +226,7 @@ impl LimitStore for LocalLimiter {
 
     async fn flush(&self) {
         if let Some(journal) = &self.journal {
-            journal.keep().await;
+            journal.wait_until_saved().await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a user costs in memory, counted where it is allocated.
+//! Measures the memory per user by counting heap allocations.
 #![expect(clippy::unwrap_used, reason = "a test may panic; it then fails")]
 
 use std::alloc::System;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use weir_core::Timestamp;
-use weir_core::tier::Plan;
-use weir_limiter::{Memory, Options, Policy};
+use weir_core::tier::{Plan, ScopedRule};
+use weir_limiter::{Memory, MemoryOptions};
 
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
-/// What a user may cost beyond its id, with both buckets of its tier.
+/// The most bytes a user may need beyond its id, with both buckets of its tier.
 const BYTES_MAX: f64 = 96.0;
 
 fn allocated() -> isize {
@@ -21,11 +21,11 @@ fn allocated() -> isize {
     stats.bytes_allocated.cast_signed() - stats.bytes_deallocated.cast_signed()
 }
 
-/// Adds users and takes most of them away again, and measures all the way; the most a user costs beyond its id.
+/// Adds users, then removes most of them, and returns the highest number of bytes per user beyond its id.
 fn most_bytes_beyond_id(tracks_changes: bool, id: impl Fn(usize) -> String) -> f64 {
-    let policy = Arc::new(Policy { scope: 0, rule: Plan::Free.tier().defaults().rule() });
+    let policy = Arc::new(ScopedRule { scope: 0, rule: Plan::Free.tier().defaults().rule() });
     let before = allocated();
-    let memory = Memory::new(Options { shards: 64, tracks_changes, ..Options::default() });
+    let memory = Memory::new(MemoryOptions { shards: 64, tracks_changes, ..MemoryOptions::default() });
     let mut most = 0.0_f64;
     let mut measure = |users: usize, length: usize| {
         if users >= 20_000 && users.is_multiple_of(200) {
@@ -51,7 +51,7 @@ fn most_bytes_beyond_id(tracks_changes: bool, id: impl Fn(usize) -> String) -> f
     most
 }
 
-// One test, because the heap that is counted is everybody's.
+// One test, because all tests share the heap that is counted.
 #[test]
 fn a_user_costs_at_most_96_bytes_beyond_its_id_at_any_number_of_users() {
     let uuid = |number| format!("0190c3a0-7b1e-7000-8000-{number:012x}");

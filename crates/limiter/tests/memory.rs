@@ -1,4 +1,5 @@
-//! The memory from outside: exact under threads, and never different from one that drops nothing.
+//! Tests the memory through its public interface: it is exact under threads, and behaves like one that never drops an
+//! entry.
 #![expect(clippy::unwrap_used, reason = "a test may panic; it then fails")]
 
 use std::collections::HashMap;
@@ -9,35 +10,35 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::tier::{
-    DAILY, Decision, FixedWindow, Limit, LimitUsage, MINUTE, Plan, Rule, SlidingWindow, Tier, TierRule,
-    TokenBucket,
+    DAILY, Decision, FixedWindow, Limit, LimitUsage, MINUTE, Plan, Rule, ScopedRule, SlidingWindow, Tier,
+    TierRule, TokenBucket,
 };
 use weir_core::{Clock, ManualClock, Timestamp};
-use weir_limiter::{Full, Memory, Options, Policy, Want};
+use weir_limiter::{KeyRequest, Memory, MemoryFull, MemoryOptions};
 
 const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const MINUTE_LONG: Duration = Duration::from_secs(60);
 
-fn tier(plan: Plan) -> Arc<Policy<TierRule>> {
-    Arc::new(Policy { scope: 0, rule: plan.tier().defaults().rule() })
+fn tier(plan: Plan) -> Arc<ScopedRule<TierRule>> {
+    Arc::new(ScopedRule { scope: 0, rule: plan.tier().defaults().rule() })
 }
 
-fn policy(scope: u32, rule: Limit) -> Arc<Policy<Limit>> {
-    Arc::new(Policy { scope, rule })
+fn policy(scope: u32, rule: Limit) -> Arc<ScopedRule<Limit>> {
+    Arc::new(ScopedRule { scope, rule })
 }
 
 fn bucket(capacity: u32) -> Limit {
     Limit::TokenBucket(TokenBucket::new(capacity, 1, MINUTE_LONG).unwrap())
 }
 
-/// So small that every shard grows, shrinks and sweeps all the time.
-fn small(tracks_changes: bool) -> Options {
-    Options { keys_max: 2_048, shards: 2, tracks_changes }
+/// Options so small that every shard grows, shrinks and sweeps all the time.
+fn small(tracks_changes: bool) -> MemoryOptions {
+    MemoryOptions { keys_max: 2_048, shards: 2, tracks_changes }
 }
 
 #[test]
-fn of_200_threads_that_race_for_a_free_minute_exactly_8_pass() {
-    let (memory, policy) = (Memory::new(Options::default()), tier(Plan::Free));
+fn exactly_8_of_200_concurrent_calls_of_a_free_user_pass() {
+    let (memory, policy) = (Memory::new(MemoryOptions::default()), tier(Plan::Free));
     let (barrier, passed) = (Barrier::new(200), AtomicU32::new(0));
     thread::scope(|scope| {
         for _ in 0..200 {
@@ -54,8 +55,9 @@ fn of_200_threads_that_race_for_a_free_minute_exactly_8_pass() {
 }
 
 #[test]
-fn rows_of_several_huge_pages_keep_every_key_while_they_move() {
-    let (memory, policy) = (Memory::new(Options { shards: 1, ..Options::default() }), policy(0, bucket(300)));
+fn large_rows_lose_no_key_while_they_are_copied() {
+    let (memory, policy) =
+        (Memory::new(MemoryOptions { shards: 1, ..MemoryOptions::default() }), policy(0, bucket(300)));
     let ids: Vec<String> = (0..90_000).map(|number| format!("user-{number}")).collect();
     for (id, cost) in ids.iter().zip((1..=100).cycle()) {
         assert!(memory.take(&policy, id, cost, NOW).unwrap().decision.is_allowed());
@@ -69,8 +71,9 @@ fn rows_of_several_huge_pages_keep_every_key_while_they_move() {
 }
 
 #[test]
-fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit() {
-    let (memory, policy) = (Memory::new(Options { shards: 4, ..Options::default() }), policy(0, bucket(300)));
+fn threads_that_take_several_keys_at_once_never_deadlock_or_exceed_a_limit() {
+    let (memory, policy) =
+        (Memory::new(MemoryOptions { shards: 4, ..MemoryOptions::default() }), policy(0, bucket(300)));
     let ids = ["a", "b", "c", "d", "e", "f"];
     let passed = ids.map(|_| AtomicU32::new(0));
     thread::scope(|scope| {
@@ -80,8 +83,8 @@ fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit
                 let mut random = fastrand::Rng::with_seed(seed);
                 for _ in 0..500 {
                     let picks = [(); 3].map(|()| random.usize(..ids.len()));
-                    let wants = picks.map(|pick| Want { policy, id: ids[pick], cost: 1 });
-                    if memory.take_all(&wants, NOW).unwrap().decision.is_allowed() {
+                    let requests = picks.map(|pick| KeyRequest { policy, id: ids[pick], cost: 1 });
+                    if memory.take_all(&requests, NOW).unwrap().decision.is_allowed() {
                         for pick in picks {
                             passed[pick].fetch_add(1, Ordering::SeqCst);
                         }
@@ -92,7 +95,7 @@ fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit
     });
     for (id, passed) in ids.into_iter().zip(passed) {
         let (passed, spent) = (passed.into_inner(), memory.peek(&policy, id, NOW));
-        assert_eq!(policy.rule.spent_units(&spent, NOW), passed, "what is kept is what was allowed");
+        assert_eq!(policy.rule.spent_units(&spent, NOW), passed, "the stored usage is what was allowed");
         assert!((250..=300).contains(&passed), "{passed} of {id}");
     }
 }
@@ -100,13 +103,13 @@ fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit
 #[test]
 fn tokens_come_back_to_the_millisecond() {
     let clock = ManualClock::at(NOW);
-    let (memory, policy) = (Memory::new(Options::default()), tier(Plan::Free));
+    let (memory, policy) = (Memory::new(MemoryOptions::default()), tier(Plan::Free));
     let take = || memory.take(&policy, "user", 1, clock.now()).unwrap().decision;
     for _ in 0..8 {
         assert!(take().is_allowed());
     }
-    let Decision::Denied(refusal) = take() else { panic!("a ninth was allowed") };
-    assert_eq!((refusal.denied_by, refusal.retry_after), (MINUTE, Some(Duration::from_secs(12))));
+    let Decision::Denied(denial) = take() else { panic!("a ninth was allowed") };
+    assert_eq!((denial.denied_by, denial.retry_after), (MINUTE, Some(Duration::from_secs(12))));
     for _ in 0..5 {
         clock.advance(Duration::from_millis(11_999));
         assert!(!take().is_allowed());
@@ -118,8 +121,9 @@ fn tokens_come_back_to_the_millisecond() {
 
 #[test]
 fn a_change_of_plan_applies_to_the_next_request_and_what_was_spent_stays_spent() {
-    let (memory, free, pro) = (Memory::new(Options::default()), tier(Plan::Free), tier(Plan::ProYearly));
-    let remaining = |policy: &Arc<Policy<TierRule>>, now| {
+    let (memory, free, pro) =
+        (Memory::new(MemoryOptions::default()), tier(Plan::Free), tier(Plan::ProYearly));
+    let remaining = |policy: &Arc<ScopedRule<TierRule>>, now| {
         let spent = memory.peek(policy, "user", now);
         [0, 1].map(|at| policy.rule[at].limit_state(&spent[at], now).remaining)
     };
@@ -128,9 +132,9 @@ fn a_change_of_plan_applies_to_the_next_request_and_what_was_spent_stays_spent()
     }
     assert!(memory.take(&pro, "user", 1, NOW).unwrap().decision.is_allowed());
     assert_eq!(remaining(&pro, NOW), [491, 31]);
-    // Back to free with nine spent: a refusal is a request too, from which on tokens come back at the pace of free.
-    let Decision::Denied(refusal) = memory.take(&free, "user", 1, NOW).unwrap().decision else { panic!() };
-    assert_eq!(refusal.retry_after, Some(Duration::from_secs(24)));
+    // Back to free with nine spent: from this denial on, tokens come back at the rate of free.
+    let Decision::Denied(denial) = memory.take(&free, "user", 1, NOW).unwrap().decision else { panic!() };
+    assert_eq!(denial.retry_after, Some(Duration::from_secs(24)));
     let early = Timestamp::from_micros(NOW.as_micros() + 23_999_999);
     assert!(!memory.take(&free, "user", 1, early).unwrap().decision.is_allowed());
     let due = NOW.plus(Duration::from_secs(24));
@@ -138,34 +142,34 @@ fn a_change_of_plan_applies_to_the_next_request_and_what_was_spent_stays_spent()
 }
 
 #[test]
-fn all_keys_of_a_decision_are_spent_or_none() {
-    let memory = Memory::new(Options::default());
+fn all_keys_of_a_decision_are_spent_or_none_is() {
+    let memory = Memory::new(MemoryOptions::default());
     let (per_user, per_address) = (policy(1, bucket(3)), policy(2, bucket(2)));
-    let wants = |cost| {
-        let want = |policy, id| Want { policy, id, cost };
-        // The same key twice adds up; the same text under another policy is another key.
-        [want(&per_user, "x"), want(&per_address, "x"), want(&per_user, "x")]
+    let requests = |cost| {
+        let request = |policy, id| KeyRequest { policy, id, cost };
+        // The costs of the same key are added up; the same text under another policy is another key.
+        [request(&per_user, "x"), request(&per_address, "x"), request(&per_user, "x")]
     };
-    let first = memory.take_all(&wants(1), NOW).unwrap();
+    let first = memory.take_all(&requests(1), NOW).unwrap();
     assert!(first.decision.is_allowed());
     assert_eq!(first.each[0], first.each[2]);
-    let second = memory.take_all(&wants(1), NOW).unwrap();
-    assert_eq!(memory.peek_all(&wants(1), NOW), second, "looking tells the same");
-    let Decision::Denied(refusal) = second.decision else { panic!("three have one left, not two") };
-    assert_eq!((refusal.denied_by, refusal.retry_after), (0, Some(MINUTE_LONG)));
+    let second = memory.take_all(&requests(1), NOW).unwrap();
+    assert_eq!(memory.peek_all(&requests(1), NOW), second, "a peek returns the same");
+    let Decision::Denied(denial) = second.decision else { panic!("three have one left, not two") };
+    assert_eq!((denial.denied_by, denial.retry_after), (0, Some(MINUTE_LONG)));
     assert_eq!(
         second.each.iter().map(|one| one.decision.is_allowed()).collect::<Vec<_>>(),
         [false, true, false]
     );
     assert_eq!(per_address.rule.spent_units(&second.each[1].spent, NOW), 1, "nothing was spent");
-    let never = memory.take_all(&wants(2), NOW).unwrap();
-    assert!(matches!(never.decision, Decision::Denied(refusal) if refusal.retry_after.is_none()));
+    let never = memory.take_all(&requests(2), NOW).unwrap();
+    assert!(matches!(never.decision, Decision::Denied(denial) if denial.retry_after.is_none()));
     assert!(memory.take_all(&[], NOW).unwrap().decision.is_allowed());
 }
 
 #[test]
-fn a_look_and_a_refusal_leave_no_entry_behind() {
-    let (memory, policy) = (Memory::new(Options::default()), policy(0, bucket(3)));
+fn a_zero_cost_and_a_denial_create_no_entry() {
+    let (memory, policy) = (Memory::new(MemoryOptions::default()), policy(0, bucket(3)));
     assert!(memory.take(&policy, "looks", 0, NOW).unwrap().decision.is_allowed());
     assert!(!memory.take(&policy, "asks too much", 4, NOW).unwrap().decision.is_allowed());
     let _ = memory.give_back(&policy, "never took", 1, None, NOW);
@@ -173,24 +177,24 @@ fn a_look_and_a_refusal_leave_no_entry_behind() {
 }
 
 #[test]
-fn a_full_memory_says_so_until_something_is_idle() {
-    let memory = Memory::new(Options { keys_max: 20, shards: 1, tracks_changes: false });
+fn a_full_memory_rejects_new_keys_until_one_is_idle() {
+    let memory = Memory::new(MemoryOptions { keys_max: 20, shards: 1, tracks_changes: false });
     let policy = policy(0, bucket(3));
     for number in 0..20 {
         memory.take(&policy, &number.to_string(), 1, NOW).unwrap();
     }
-    assert_eq!(memory.take(&policy, "one more", 1, NOW).map(|_| ()), Err(Full));
-    let wants = ["0", "one more"].map(|id| Want { policy: &policy, id, cost: 1 });
-    assert_eq!(memory.take_all(&wants, NOW).map(|_| ()), Err(Full));
+    assert_eq!(memory.take(&policy, "one more", 1, NOW).map(|_| ()), Err(MemoryFull));
+    let requests = ["0", "one more"].map(|id| KeyRequest { policy: &policy, id, cost: 1 });
+    assert_eq!(memory.take_all(&requests, NOW).map(|_| ()), Err(MemoryFull));
     assert_eq!(policy.rule.spent_units(&memory.peek(&policy, "0", NOW), NOW), 1, "nothing was spent");
-    assert!(memory.take(&policy, "0", 1, NOW).unwrap().decision.is_allowed(), "known keys go on");
+    assert!(memory.take(&policy, "0", 1, NOW).unwrap().decision.is_allowed(), "existing keys continue");
     let later = NOW.plus(MINUTE_LONG);
     assert!(memory.take(&policy, "one more", 1, later).unwrap().decision.is_allowed());
     assert!(memory.len() <= 2, "all but one had become idle");
 }
 
 #[test]
-fn what_changed_is_handed_out_once_and_not_dropped_before() {
+fn changes_are_returned_once_and_not_dropped_before() {
     let (memory, policy) = (Memory::new(small(true)), policy(0, bucket(3)));
     let long = "an id that does not fit into an entry";
     for id in ["a", long, "a"] {
@@ -206,7 +210,7 @@ fn what_changed_is_handed_out_once_and_not_dropped_before() {
     assert_eq!(changes, [("a".to_owned(), 2), (long.to_owned(), 1)]);
     assert_eq!(memory.changes().count(), 0);
     let _ = (memory.take(&policy, "a", 0, NOW), memory.take(&policy, "a", 2, NOW));
-    assert_eq!(memory.changes().count(), 0, "looking and being denied change nothing");
+    assert_eq!(memory.changes().count(), 0, "zero costs and denials change nothing");
     assert!(memory.forget(&policy, "a"));
     let forgotten: Vec<_> = memory.changes().collect();
     assert!(matches!(&forgotten[..], [one] if &*one.id == "a" && policy.rule.is_unspent(&one.spent, NOW)));
@@ -215,7 +219,7 @@ fn what_changed_is_handed_out_once_and_not_dropped_before() {
 }
 
 #[test]
-fn nothing_is_tracked_unless_asked_for() {
+fn changes_are_not_tracked_by_default() {
     let (memory, policy) = (Memory::new(small(false)), policy(0, bucket(3)));
     memory.take(&policy, "a", 1, NOW).unwrap();
     assert_eq!(memory.changes().count(), 0);
@@ -223,8 +227,8 @@ fn nothing_is_tracked_unless_asked_for() {
     assert!(!memory.forget(&policy, "a"));
 }
 
-/// What was handed out last, as a database would keep it.
-type Kept = HashMap<(u32, String), (Arc<Policy<Limit>>, LimitUsage)>;
+/// The rows that a database would have, from the changes returned so far.
+type SavedRows = HashMap<(u32, String), (Arc<ScopedRule<Limit>>, LimitUsage)>;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -234,7 +238,7 @@ enum Step {
     Charge(usize, u32),
     Forget(usize),
     Sweep(usize),
-    /// Hands out all changes and goes on with a new memory that has nothing but them.
+    /// Saves all changes and continues with a new memory restored from them.
     Restart,
     Wait(u64),
 }
@@ -253,8 +257,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Ten keys of each kind of limit. Some have short ids and some long ones.
-fn key(number: usize) -> (Arc<Policy<Limit>>, String) {
+/// Creates ten keys of each kind of limit, some with short ids and some with long ones.
+fn key(number: usize) -> (Arc<ScopedRule<Limit>>, String) {
     let kind = number % 3;
     let rule = match kind {
         0 => bucket(3),
@@ -270,12 +274,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_memory_that_drops_and_restarts_answers_as_one_that_does_neither(
+    fn decisions_match_a_model_that_never_drops_or_restarts(
         steps in prop::collection::vec(step(), 1..300),
     ) {
         let keys: Vec<_> = (0..30).map(key).collect();
         let (mut memory, mut now) = (Memory::new(small(true)), NOW);
-        let mut kept = Kept::new();
+        let mut saved = SavedRows::new();
         let mut model: HashMap<usize, LimitUsage> = HashMap::new();
         for step in steps {
             match step {
@@ -286,10 +290,10 @@ proptest! {
                     prop_assert_eq!(memory.take(policy, id, cost, now).unwrap().decision, expected);
                 }
                 Step::Together(picks) => {
-                    let wants = picks.map(|at| Want { policy: &keys[at].0, id: &keys[at].1, cost: 1 });
-                    let looked = memory.peek_all(&wants, now).decision;
-                    let taken = memory.take_all(&wants, now).unwrap();
-                    prop_assert_eq!(looked, taken.decision);
+                    let requests = picks.map(|at| KeyRequest { policy: &keys[at].0, id: &keys[at].1, cost: 1 });
+                    let peeked = memory.peek_all(&requests, now).decision;
+                    let taken = memory.take_all(&requests, now).unwrap();
+                    prop_assert_eq!(peeked, taken.decision);
                     let mut after = model.clone();
                     let fits = picks.iter().all(|at| {
                         let rule = &keys[*at].0.rule;
@@ -322,10 +326,10 @@ proptest! {
                 Step::Restart => {
                     for change in memory.changes() {
                         let name = (change.policy.scope, change.id.to_string());
-                        kept.insert(name, (change.policy, change.spent));
+                        saved.insert(name, (change.policy, change.spent));
                     }
                     memory = Memory::new(small(true));
-                    for ((_, id), (policy, spent)) in &kept {
+                    for ((_, id), (policy, spent)) in &saved {
                         memory.restore(policy, id, *spent, now).unwrap();
                     }
                 }
@@ -342,9 +346,9 @@ proptest! {
 
 #[test]
 fn every_tier_has_its_own_numbers() {
-    let memory = Memory::new(Options::default());
+    let memory = Memory::new(MemoryOptions::default());
     for (tier, burst) in Tier::ALL.into_iter().zip([8, 20, 40, 80]) {
-        let policy = Arc::new(Policy { scope: 0, rule: tier.defaults().rule() });
+        let policy = Arc::new(ScopedRule { scope: 0, rule: tier.defaults().rule() });
         let id = format!("a user of {tier}");
         let passed = (0..200).filter(|_| memory.take(&policy, &id, 1, NOW).unwrap().decision.is_allowed());
         assert_eq!(passed.count(), burst);

@@ -126,7 +126,7 @@ impl RedisLimits {
             match existing {
                 Some(index) => keys[index].cost = keys[index].cost.saturating_add(check.cost),
                 None => {
-                    let spent = self.shared.local.known(check.policy, check.key, now);
+                    let spent = self.shared.local.usage(check.policy, check.key, now);
                     let key = self.script_key(name, check.policy.spec.limit, spent, check.cost);
                     keys.push(ScriptKey { binds: !check.policy.spec.shadow, ..key });
                 }
@@ -238,7 +238,7 @@ impl RedisLimits {
         cost: u32,
         taken_at: Option<Timestamp>,
     ) -> Result<Option<(LimitUsage, Timestamp)>> {
-        let local_spent = self.shared.local.known(policy, key, self.shared.clock.now());
+        let local_spent = self.shared.local.usage(policy, key, self.shared.clock.now());
         let name = policy_key_name(policy, key);
         let script_key = self.script_key(name, policy.spec.limit, local_spent, cost);
         let script_key = ScriptKey { taken_at, ..script_key };
@@ -254,7 +254,7 @@ impl RedisLimits {
         rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
     ) -> Result<Option<TierOutcome>> {
-        let local_spent = self.shared.local.known_tier(user, rule, self.shared.clock.now());
+        let local_spent = self.shared.local.tier_usage(user, rule, self.shared.clock.now());
         let script_key = |which: usize, bucket: &str| {
             let limit = Limit::TokenBucket(rule.rule[which]);
             self.script_key(redis_name(rule.scope, bucket, user), limit, local_spent[which].into(), cost)
@@ -265,7 +265,7 @@ impl RedisLimits {
         let spent = [DAILY, MINUTE].map(|which| BucketLevel::from(decided.each[which].1));
         let (now, mut remembered) = (self.shared.clock.now(), spent);
         rule.rule.move_back(&mut remembered, clock_lead(now, decided.now));
-        self.shared.local.learn_tier(user, rule, remembered, now);
+        self.shared.local.replace_tier_usage(user, rule, remembered, now);
         let decision = if decided.allowed {
             Decision::Allowed
         } else {
@@ -292,7 +292,7 @@ impl SharedLimits {
     fn remember(&self, policy: &Arc<Policy>, key: &str, mut spent: LimitUsage, redis_now: Timestamp) {
         let now = self.clock.now();
         policy.spec.limit.move_back(&mut spent, clock_lead(now, redis_now));
-        self.local.learn(policy, key, spent, now);
+        self.local.replace_usage(policy, key, spent, now);
     }
 
     fn is_unsynced(&self, name: &Arc<str>) -> bool {
@@ -434,7 +434,7 @@ impl LimitStore for RedisLimits {
             Some((spent, now)) => {
                 // `remember` ignores an unspent key, so what was remembered of it before is deleted here.
                 if policy.spec.limit.is_unspent(&spent, self.shared.clock.now()) {
-                    self.shared.local.unlearn(policy, key);
+                    self.shared.local.reset_usage(policy, key);
                 }
                 Ok((spent, now))
             }

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use weir_core::Clock;
 use weir_core::tier::{Decision, Limit, ScopedRule};
-use weir_limiter::{Memory, Options};
+use weir_limiter::{Memory, MemoryOptions};
 use weir_store::clock::SteadyClock;
 
 use crate::answer::{self, RateLimitHeaders};
@@ -61,7 +61,7 @@ impl<K> LimitLayer<K> {
     }
 
     fn build(policy: Policy, key: K, keys_max: usize, clock: Arc<dyn Clock>) -> Self {
-        let memory = Memory::new(Options { keys_max, ..Options::default() });
+        let memory = Memory::new(MemoryOptions { keys_max, ..MemoryOptions::default() });
         let scoped = Arc::new(ScopedRule { scope: 0, rule: policy.limit });
         Self { shared: Arc::new(Shared { policy, scoped, memory, keys_max, clock, key }) }
     }

@@ -1,4 +1,4 @@
-//! The rules against naive models of them.
+//! Compares the rules with naive models.
 
 mod quota;
 mod request;

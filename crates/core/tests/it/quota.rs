@@ -1,5 +1,5 @@
-//! The quota rule against a model so naive that it cannot share the rule's mistakes: it keeps every accepted send
-//! and every window start, and counts.
+//! Compares the quota rule with a model so naive that it cannot share the rule's mistakes: it stores every accepted
+//! send and every window start, and counts.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use weir_core::{Timestamp, Verdict};
 
 const START_SECONDS: i64 = 1_700_000_000;
 
-/// Window starts and the times of the sends accepted in each, in full.
+/// The start of each window and the times of the sends accepted in it.
 struct Model {
     limit: usize,
     window_micros: i64,
@@ -32,7 +32,7 @@ impl Model {
     }
 
     fn send(&mut self, now: i64) -> bool {
-        // A clock that steps back takes the window with it.
+        // If the clock steps back, the window's start moves with it.
         let start = &mut self.windows.last_mut().unwrap().0;
         *start = now.min(*start);
         if now - self.windows.last().unwrap().0 >= self.window_micros {
@@ -47,7 +47,7 @@ impl Model {
     }
 }
 
-/// Steps of time that fall around the edges of a window as often as inside it.
+/// Time steps that hit the ends of windows as often as their inside.
 fn step_micros(minutes: u32) -> impl Strategy<Value = i64> {
     let window = i64::from(minutes) * 60_000_000;
     prop_oneof![
@@ -70,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_rule_answers_as_the_model_and_never_passes_the_limit((limit, minutes, steps) in history()) {
+    fn verdicts_match_the_model_and_never_exceed_the_limit((limit, minutes, steps) in history()) {
         let mut quota = Quota::new(
             QuotaLimits::new(limit, minutes).unwrap(),
             Timestamp::from_seconds(START_SECONDS),
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn a_denied_sender_who_waits_as_told_is_allowed((limit, minutes, steps) in history()) {
+    fn a_send_after_retry_after_is_allowed((limit, minutes, steps) in history()) {
         let start = Timestamp::from_seconds(START_SECONDS);
         let mut quota = Quota::new(QuotaLimits::new(limit, minutes).unwrap(), start);
         let mut now = start;

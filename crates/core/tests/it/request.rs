@@ -1,4 +1,4 @@
-//! The rules of request against models too simple to share their mistakes, and against what must hold of them.
+//! Compares the rules of request with models too simple to share their mistakes, and checks their invariants.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::unwrap_used,

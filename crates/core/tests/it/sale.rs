@@ -1,4 +1,5 @@
-//! The sale rule against what must hold of it, and against a model that keeps a list of buyers and counts them anew.
+//! Checks the invariants of the sale rule, and compares it with a model that stores a list of buyers and counts them
+//! anew.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::unwrap_used,
@@ -14,17 +15,17 @@ use weir_core::sale::{
 };
 
 const START: i64 = 1_771_149_600;
-const LASTS: i64 = 100;
+const DURATION: i64 = 100;
 
 fn at(offset: i64) -> Timestamp {
     Timestamp::from_seconds(START + offset)
 }
 
 fn sale(stock: u32) -> Sale {
-    Sale::new(Terms::new("Widget", stock, at(0), at(LASTS)).unwrap())
+    Sale::new(Terms::new("Widget", stock, at(0), at(DURATION)).unwrap())
 }
 
-/// What the answer to a buyer must be, from the list of purchases alone; `ended` is how the sale was seen to end.
+/// Returns the expected outcome for a buyer, from the list of purchases; `seen` is the state observed last.
 fn expected(
     bought: &BTreeMap<u8, PurchaseReceipt>,
     buyer: u8,
@@ -37,7 +38,9 @@ fn expected(
         Err(PurchaseRefusal::AlreadyPurchased)
     } else if sold == stock {
         Err(PurchaseRefusal::SoldOut)
-    } else if seen.end_reason().is_some() || now >= at(LASTS) || (seen == SaleState::Upcoming && now < at(0))
+    } else if seen.end_reason().is_some()
+        || now >= at(DURATION)
+        || (seen == SaleState::Upcoming && now < at(0))
     {
         Err(PurchaseRefusal::NotActive)
     } else {
@@ -48,7 +51,7 @@ fn expected(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
-    /// Buyers come in any order, and the clock may even step back.
+    /// Buyers come in any order, and the clock may step back.
     #[test]
     fn nobody_buys_twice_nothing_is_oversold_and_the_end_is_final(
         stock in 1_u32..12,
@@ -59,9 +62,9 @@ proptest! {
         let mut seen = SaleState::Upcoming;
         for (buyer, offset) in attempts {
             let now = at(offset);
-            let wanted = expected(&bought, buyer, stock, seen, now);
+            let expected_outcome = expected(&bought, buyer, stock, seen, now);
             let answer = sale.sell(bought.contains_key(&buyer), now);
-            prop_assert_eq!(answer.map(|receipt| receipt.number), wanted);
+            prop_assert_eq!(answer.map(|receipt| receipt.number), expected_outcome);
             if let Ok(receipt) = answer {
                 prop_assert_eq!(receipt.at, now);
                 prop_assert_eq!(bought.insert(buyer, receipt), None, "one per buyer");
@@ -69,7 +72,7 @@ proptest! {
             prop_assert!(sale.sold <= stock, "sold ≤ stock");
             prop_assert_eq!(sale.sold as usize, bought.len(), "count = purchases");
             prop_assert_eq!(sale.stock() + sale.sold, stock);
-            prop_assert!(sale.state >= seen, "no way back from {:?} to {:?}", seen, sale.state);
+            prop_assert!(sale.state >= seen, "the state went back from {:?} to {:?}", seen, sale.state);
             if let SaleState::Ended(_) = seen {
                 prop_assert_eq!(sale.state, seen, "the end is final, and so is its reason");
             }
@@ -81,43 +84,43 @@ proptest! {
     }
 
     #[test]
-    fn the_next_turn_is_when_the_state_turns_and_not_before(stock in 1_u32..3, offset in -20_i64..130) {
+    fn the_next_transition_is_when_the_state_changes_and_not_before(stock in 1_u32..3, offset in -20_i64..130) {
         let sale = sale(stock);
         let now = at(offset);
         match sale.next_transition(now) {
             None => prop_assert!(matches!(sale.state_at(now), SaleState::Ended(_))),
-            Some(advance) => {
-                prop_assert!(advance > now);
-                let just_before = Timestamp::from_micros(advance.as_micros() - 1);
+            Some(transition) => {
+                prop_assert!(transition > now);
+                let just_before = Timestamp::from_micros(transition.as_micros() - 1);
                 prop_assert_eq!(sale.state_at(just_before), sale.state_at(now));
-                prop_assert!(sale.state_at(advance) > sale.state_at(now));
+                prop_assert!(sale.state_at(transition) > sale.state_at(now));
             }
         }
     }
 }
 
 #[test]
-fn edges_belong_to_what_begins_at_them() {
+fn start_and_end_belong_to_the_state_they_begin() {
     let sale = sale(1);
     assert_eq!(sale.state_at(at(-1)), SaleState::Upcoming);
     assert_eq!(sale.state_at(at(0)), SaleState::Active);
-    assert_eq!(sale.state_at(at(LASTS - 1)), SaleState::Active);
-    assert_eq!(sale.state_at(at(LASTS)), SaleState::Ended(EndReason::TimeExpired));
+    assert_eq!(sale.state_at(at(DURATION - 1)), SaleState::Active);
+    assert_eq!(sale.state_at(at(DURATION)), SaleState::Ended(EndReason::TimeExpired));
 }
 
 #[test]
-fn the_last_unit_ends_a_sale_at_once_and_later_buyers_hear_sold_out() {
+fn the_last_unit_ends_a_sale_at_once_and_later_buyers_get_sold_out() {
     let mut sale = sale(1);
     assert_eq!(sale.sell(false, at(1)).map(|receipt| receipt.number), Ok(1));
     assert_eq!(sale.state, SaleState::Ended(EndReason::SoldOut));
     assert_eq!(sale.sell(false, at(1)), Err(PurchaseRefusal::SoldOut));
     assert_eq!(
-        sale.sell(true, at(LASTS + 1)),
+        sale.sell(true, at(DURATION + 1)),
         Err(PurchaseRefusal::AlreadyPurchased),
-        "before the state is looked at"
+        "before the state is checked"
     );
     assert_eq!(
-        sale.sell(false, at(LASTS + 1)),
+        sale.sell(false, at(DURATION + 1)),
         Err(PurchaseRefusal::SoldOut),
         "why it ended does not change"
     );
@@ -135,11 +138,11 @@ fn terms_change_only_before_the_start() {
     assert_eq!(sale.change(&turned, at(-5)), Err(ChangeError::Terms(TermsError::EndTime)));
     assert_eq!(sale.terms.initial_stock.get(), 9, "a refused change changes nothing");
     assert_eq!(sale.change(&more, at(0)), Err(ChangeError::NotModifiable));
-    assert_eq!(sale.change(&TermsChange::default(), at(LASTS)), Err(ChangeError::NotModifiable));
+    assert_eq!(sale.change(&TermsChange::default(), at(DURATION)), Err(ChangeError::NotModifiable));
 }
 
 #[test]
-fn states_are_read_as_they_are_written() {
+fn states_are_parsed_as_they_are_written() {
     let ends = [EndReason::SoldOut, EndReason::TimeExpired].map(SaleState::Ended);
     for state in [SaleState::Upcoming, SaleState::Active].into_iter().chain(ends) {
         let reason = state.end_reason().map(EndReason::as_str);

@@ -1,5 +1,5 @@
-//! The slot rule against what must hold of it: nothing over its maximum, nothing before its time, nothing outside its
-//! window, no more than its share in a window that has begun; and against a model that counts every event anew.
+//! Checks the invariants of the slot rule (no window over its maximum, no event before its time or outside its window,
+//! no more than its share in a window that has started) and compares it with a model that counts every event anew.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use weir_core::slot::{Forecaster, Pace, SlotAssignment, Windows};
 
 const START_MS: i64 = 1_700_000_000_000;
 
-/// Every event that was placed: where it asked to be, its window, its time. All in microseconds.
+/// All assigned events: requested time, window and time, in microseconds.
 #[derive(Default)]
 struct Model {
     events: Vec<(i64, i64, i64)>,
@@ -25,7 +25,7 @@ impl Model {
         self.events.iter().filter(|(_, start, _)| *start == window).count() as i64
     }
 
-    /// The window an event asking for `requested` must get: the naive walk, window by window.
+    /// Returns the window that an event for `requested` must get, by checking window after window.
     fn expected(&self, requested: i64, max: i64, window_us: i64) -> i64 {
         let first = requested.div_euclid(window_us) * window_us;
         let left_ms = (window_us - (requested - first)) / 1_000;
@@ -46,7 +46,7 @@ fn place(windows: &mut Windows, requested: Timestamp, random: u64) -> SlotAssign
 fn history() -> impl Strategy<Value = (u32, u64, Vec<(i64, u64)>)> {
     (1_u32..12, prop_oneof![1_u64..20, Just(1_000), Just(4_000)]).prop_flat_map(|(max, window_ms)| {
         let window_us = window_ms.cast_signed() * 1_000;
-        // Few distinct times, so that windows fill; some of them between milliseconds.
+        // Few distinct times, so that windows fill up; some of them between milliseconds.
         let requested = prop_oneof![
             3 => Just(0_i64),
             2 => 0..window_us * 3,
@@ -61,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn placements_are_those_of_the_naive_walk((max, window_ms, events) in history()) {
+    fn assignments_match_the_model((max, window_ms, events) in history()) {
         let pace = Pace::new(max, Duration::from_millis(window_ms)).unwrap();
         let window_us = window_ms.cast_signed() * 1_000;
         let base = (START_MS * 1_000).div_euclid(window_us) * window_us;
@@ -87,7 +87,7 @@ proptest! {
         }
     }
 
-    /// What a forecast says is what assigning comes to.
+    /// The forecast of a load equals its assignment.
     #[test]
     fn a_forecast_is_where_the_load_ends(
         (max, window_ms, before) in history(), into in 0_u64..4_000_000, load in 1_u64..200,

@@ -1,4 +1,4 @@
-//! The limits of tier against models in rational numbers, which keep everything and round nothing.
+//! Compares the limits of tier with models in rational numbers, which store everything and round nothing.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::unwrap_used,
@@ -24,13 +24,13 @@ fn at(micros: i64) -> Timestamp {
     Timestamp::from_micros(START_US + micros)
 }
 
-/// Periods from a millisecond to a year, with and without prime factors of their own.
+/// Periods from a millisecond to a year, some with large prime factors.
 fn period() -> impl Strategy<Value = Duration> {
     let ms = [1, 7, 1_000, 60_000, 86_399_993, 86_400_000, 366 * 86_400_000];
     prop::sample::select(ms.to_vec()).prop_map(Duration::from_millis)
 }
 
-/// Steps of time around the turns of a window and around single units, as often as in between.
+/// Time steps around the ends of windows and around single units, as often as in between.
 fn step_us(period: Duration, units: u32) -> impl Strategy<Value = i64> {
     let period = i64::try_from(period.as_micros()).unwrap();
     let unit = period / i64::from(units);
@@ -59,7 +59,7 @@ fn op(limit: u32) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A refusal changes nothing, and the wait it names is exact.
+/// Checks that a denial changes nothing and that its wait is exact.
 fn check_denial<R: Rule + std::fmt::Debug>(
     rule: &R,
     before: &R::Usage,

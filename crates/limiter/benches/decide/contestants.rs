@@ -1,4 +1,4 @@
-//! Those that decide: Weir's memory in its forms, and `governor` on `DashMap`.
+//! The implementations that are compared: Weir's memory in several configurations, and `governor` on `DashMap`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use governor::clock::Clock;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
 use weir_core::Timestamp;
-use weir_core::tier::{TierRule, TokenBucket};
-use weir_limiter::{Memory, Options, Policy};
+use weir_core::tier::{ScopedRule, TierRule, TokenBucket};
+use weir_limiter::{Memory, MemoryOptions};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -21,38 +21,41 @@ type Governor<C> = RateLimiter<
     governor::middleware::NoOpMiddleware<<C as Clock>::Instant>,
 >;
 
-/// Decides for one key.
-#[expect(clippy::ptr_arg, reason = "governor takes no less")]
+#[expect(clippy::ptr_arg, reason = "governor requires a String")]
 pub(crate) trait Contestant: Send + Sync {
     fn name(&self) -> &'static str;
     fn decide(&self, id: &String) -> bool;
 }
 
-/// The two buckets of a tier, with the process's clock or with one that stands still.
+/// The two buckets of a tier, with the process's clock or a fixed time.
 pub(crate) struct Tier {
     name: &'static str,
     memory: Memory<TierRule>,
-    policy: Arc<Policy<TierRule>>,
+    policy: Arc<ScopedRule<TierRule>>,
     started: Option<Instant>,
 }
 
-/// One bucket.
 pub(crate) struct Bucket {
     memory: Memory<TokenBucket>,
-    policy: Arc<Policy<TokenBucket>>,
+    policy: Arc<ScopedRule<TokenBucket>>,
 }
 
 pub(crate) struct Keyed<C: Clock>(&'static str, Governor<C>);
 
 impl Tier {
     pub(crate) fn new(name: &'static str, started: Option<Instant>, capacity: u32) -> Self {
-        Self { name, memory: Memory::new(Options::default()), policy: policy([bucket(capacity); 2]), started }
+        Self {
+            name,
+            memory: Memory::new(MemoryOptions::default()),
+            policy: policy([bucket(capacity); 2]),
+            started,
+        }
     }
 }
 
 impl Bucket {
     pub(crate) fn new(capacity: u32) -> Self {
-        Self { memory: Memory::new(Options::default()), policy: policy(bucket(capacity)) }
+        Self { memory: Memory::new(MemoryOptions::default()), policy: policy(bucket(capacity)) }
     }
 }
 
@@ -100,8 +103,8 @@ where
     }
 }
 
-fn policy<R>(rule: R) -> Arc<Policy<R>> {
-    Arc::new(Policy { scope: 0, rule })
+fn policy<R>(rule: R) -> Arc<ScopedRule<R>> {
+    Arc::new(ScopedRule { scope: 0, rule })
 }
 
 fn bucket(capacity: u32) -> TokenBucket {

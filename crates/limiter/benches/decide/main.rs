@@ -1,5 +1,5 @@
-//! What one decision costs in process, next to `governor` on `DashMap`, and what ten million keys cost. This file has the
-//! order and the targets; docs/performance.md says what they mean.
+//! Measures the cost of a decision in process, compared with `governor` on `DashMap`, and the memory of ten million
+//! keys. This file defines the runs and the targets; docs/performance.md explains them.
 
 #![expect(clippy::print_stdout, reason = "prints its tables")]
 
@@ -16,14 +16,14 @@ use crate::measure::{Draw, compare, fill, one_read, resident};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// So much that nothing is denied, and refilled so slowly that no key becomes idle: one a day.
+/// A capacity that denies nothing, refilled so slowly (one token per day) that no key becomes idle.
 const PLENTY: u32 = 100_000;
 
 const GOVERNOR_TARGET: f64 = 1.0;
 const MANY_KEYS_TARGET: f64 = 1.5;
 const MANY_KEYS_TARGET_MIB: f64 = 2_048.0;
 
-/// What was asked for, what came of it, and the most it may be.
+/// A measured value and the most it may be.
 struct Target {
     name: String,
     measured: f64,
@@ -50,12 +50,12 @@ fn against_governor(keys: usize, targets: &mut Vec<Target>) {
         fill(*contestant, keys);
     }
     for threads in [1, 2] {
-        for (how, group) in &groups {
+        for (mode, group) in &groups {
             let contestants: Vec<_> = group.iter().map(|each| (*each, Draw::evenly(keys))).collect();
-            let results = compare(&format!("{keys} keys, {how}"), threads, &contestants);
+            let results = compare(&format!("{keys} keys, {mode}"), threads, &contestants);
             for (contestant, result) in group.iter().zip(results) {
                 if contestant.name().starts_with("weir") {
-                    let name = format!("{keys} keys, {how}, {threads} thread(s): {}", contestant.name());
+                    let name = format!("{keys} keys, {mode}, {threads} thread(s): {}", contestant.name());
                     let name = format!("{name} / governor");
                     targets.push(Target { name, measured: result.ratio, most: GOVERNOR_TARGET, unit: "×" });
                 }
@@ -66,7 +66,7 @@ fn against_governor(keys: usize, targets: &mut Vec<Target>) {
     compare("1 key, all denied, clock not read", 2, &[(&denying, hot), (&denying_tier, hot)]);
 }
 
-/// Fills a contestant and says what it takes in memory, in MiB.
+/// Fills a contestant and returns the memory it needs, in MiB.
 fn fill_measured(contestant: &dyn Contestant, keys: usize) -> f64 {
     let before = resident();
     fill(contestant, keys);

@@ -1,8 +1,8 @@
-//! How a decision is timed.
+//! Times decisions.
 //!
-//! Contestants take turns in short rounds, so that whatever else the machine does hits all of them. Keys are drawn a few
-//! at a time into texts that are used again: drawing and spelling them is not on the clock, and they are in the cache
-//! nearest to the processor, however many different ones there are.
+//! Contestants alternate in short rounds, so that other load on the machine affects all of them. Keys are drawn a few
+//! at a time into reused strings: drawing and formatting is not timed, and the strings are in the nearest cache
+//! however many keys there are.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -14,14 +14,12 @@ use crate::contestants::Contestant;
 
 const ROUNDS: usize = 11;
 const DECISIONS: usize = 400_000;
-/// Keys drawn at a time.
 const BATCH: usize = 250;
 
-/// How keys are drawn.
 #[derive(Clone, Copy)]
 pub(crate) struct Draw {
     pub(crate) keys: usize,
-    /// Whether nine of ten decisions are for one key of a hundred; all are drawn alike otherwise.
+    /// Whether nine of ten decisions are for one percent of the keys; otherwise all keys are equally likely.
     pub(crate) unevenly: bool,
 }
 
@@ -36,47 +34,47 @@ impl Draw {
     }
 }
 
-/// Nanoseconds a decision, as one thread sees it: by the wall, and of the processor.
+/// Nanoseconds per decision of one thread: wall-clock time and processor time.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: f64,
     cpu: f64,
 }
 
-/// The medians of one contestant, and its ratios to the first.
+/// The median of one contestant, and its ratio to the first contestant.
 pub(crate) struct Result {
     pub(crate) cpu: f64,
     pub(crate) ratio: f64,
 }
 
-/// Time this thread has run. Unlike the wall's, it goes on only while nothing else runs in the thread's place.
+/// Returns the processor time of this thread, which excludes the time of other threads.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-fn spell(number: usize, text: &mut String) {
+fn format_key(number: usize, text: &mut String) {
     text.clear();
     write!(text, "user-{number:011}").expect("a text takes everything");
 }
 
-/// Has every key decided once.
+/// Decides once for every key.
 pub(crate) fn fill(contestant: &dyn Contestant, keys: usize) {
     let mut id = String::new();
     for number in 0..keys {
-        spell(number, &mut id);
+        format_key(number, &mut id);
         contestant.decide(&id);
     }
 }
 
-/// One thread's part of a round.
+/// Runs one thread of a round.
 fn run(contestant: &dyn Contestant, draw: Draw, seed: u64, barrier: &Barrier) -> (Duration, Duration) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut ids = vec![String::new(); BATCH];
     let mut total = (Duration::ZERO, Duration::ZERO);
     barrier.wait();
     for _ in 0..DECISIONS / BATCH {
-        ids.iter_mut().for_each(|id| spell(draw.next(&mut random), id));
+        ids.iter_mut().for_each(|id| format_key(draw.next(&mut random), id));
         let (wall, cpu) = (Instant::now(), cpu_time());
         for id in &ids {
             black_box(contestant.decide(id));
@@ -109,7 +107,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs all contestants in turns, each with its own keys, and prints a line for each that compares it to the first.
+/// Runs all contestants alternately, each with its own keys, and prints a line per contestant that compares it with
+/// the first.
 pub(crate) fn compare(title: &str, threads: usize, contestants: &[(&dyn Contestant, Draw)]) -> Vec<Result> {
     let mut rounds = vec![Vec::new(); contestants.len()];
     for seed in 0..ROUNDS as u64 {
@@ -135,12 +134,12 @@ pub(crate) fn compare(title: &str, threads: usize, contestants: &[(&dyn Contesta
     contestants.iter().zip(&rounds).map(line).collect()
 }
 
-/// Nanoseconds for reading one cache line of so many bytes, where the next one is known only then: what a decision about
-/// a key that is in no cache cannot cost less than.
+/// Returns the nanoseconds of one dependent read of a random cache line: the minimum cost of a decision about a key
+/// that is in no cache.
 pub(crate) fn one_read(bytes: usize) -> f64 {
     let count = bytes / 64;
     let mut lines = vec![[0_usize; 8]; count];
-    // One circle through all lines (Sattolo's shuffle).
+    // One cycle through all lines (Sattolo's shuffle).
     (0..count).for_each(|at| lines[at][0] = at);
     for at in (1..count).rev() {
         let other = fastrand::usize(..at);
@@ -158,7 +157,7 @@ pub(crate) fn one_read(bytes: usize) -> f64 {
     median
 }
 
-/// Memory of this process in bytes, as Linux tells it: resident, and how much of that in huge pages.
+/// Returns the memory of this process in bytes as Linux reports it: resident, and in huge pages.
 pub(crate) fn resident() -> [u64; 2] {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     ["Rss:", "AnonHugePages:"].map(|name| {

@@ -1,4 +1,4 @@
-//! The breaker against a model that keeps every call it let through and looks back over them.
+//! Compares the breaker with a model that stores every call it let through and evaluates them anew each time.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -21,19 +21,18 @@ fn at(ms: u64) -> Timestamp {
     START.plus(Duration::from_millis(ms))
 }
 
-fn pass(breaker: &mut Breaker, now: Timestamp) -> CallPermit {
+fn admit(breaker: &mut Breaker, now: Timestamp) -> CallPermit {
     match breaker.admit(now) {
         CallAdmission::Allowed(permit) => permit,
-        CallAdmission::Denied { .. } => panic!("parked while {:?}", breaker.state()),
+        CallAdmission::Denied { .. } => panic!("a call was denied while {:?}", breaker.state()),
     }
 }
 
 fn call(breaker: &mut Breaker, health: DownstreamHealth, now: Timestamp) {
-    let permit = pass(breaker, now);
+    let permit = admit(breaker, now);
     breaker.report(permit, health, now);
 }
 
-/// A breaker that opened at `START`.
 fn opened() -> Breaker {
     let mut breaker = Breaker::new(rules(3, 2));
     for _ in 0..3 {
@@ -71,7 +70,7 @@ fn failures_in_a_row_open_it_and_others_do_not() {
 fn probes_that_succeed_close_it() {
     let mut breaker = opened();
     assert_eq!(breaker.available_calls(at(5_000)), 2);
-    let probes = [pass(&mut breaker, at(5_000)), pass(&mut breaker, at(5_001))];
+    let probes = [admit(&mut breaker, at(5_000)), admit(&mut breaker, at(5_001))];
     assert_eq!(breaker.available_calls(at(5_002)), 0);
     assert_eq!(breaker.admit(at(5_002)), CallAdmission::Denied { until: at(10_000) });
     for probe in probes {
@@ -84,18 +83,18 @@ fn probes_that_succeed_close_it() {
 #[test]
 fn one_probe_that_fails_opens_it_again() {
     let mut breaker = opened();
-    let (good, bad) = (pass(&mut breaker, at(5_000)), pass(&mut breaker, at(5_000)));
+    let (good, bad) = (admit(&mut breaker, at(5_000)), admit(&mut breaker, at(5_000)));
     breaker.report(bad, DownstreamHealth::Down, at(5_050));
     breaker.report(good, DownstreamHealth::Up, at(5_060));
     assert_eq!(breaker.state(), BreakerState::Open { until: at(10_050) });
 }
 
 #[test]
-fn calls_from_before_it_opened_say_nothing_about_the_present() {
+fn reports_of_calls_from_before_it_opened_are_ignored() {
     let mut breaker = Breaker::new(rules(1, 1));
-    let (old_bad, old_good) = (pass(&mut breaker, START), pass(&mut breaker, START));
+    let (old_bad, old_good) = (admit(&mut breaker, START), admit(&mut breaker, START));
     call(&mut breaker, DownstreamHealth::Down, START);
-    let probe = pass(&mut breaker, at(5_000));
+    let probe = admit(&mut breaker, at(5_000));
     breaker.report(old_good, DownstreamHealth::Up, at(5_001));
     breaker.report(old_bad, DownstreamHealth::Down, at(5_001));
     assert!(matches!(breaker.state(), BreakerState::HalfOpen { .. }));
@@ -106,13 +105,13 @@ fn calls_from_before_it_opened_say_nothing_about_the_present() {
 #[test]
 fn probes_that_vanish_or_are_not_made_do_not_lock_it() {
     let mut breaker = opened();
-    let unused = pass(&mut breaker, at(5_000));
+    let unused = admit(&mut breaker, at(5_000));
     breaker.report(unused, DownstreamHealth::Unknown, at(5_001));
     assert_eq!(breaker.available_calls(at(5_001)), 2);
-    let _vanished = (pass(&mut breaker, at(5_002)), pass(&mut breaker, at(5_002)));
+    let _vanished = (admit(&mut breaker, at(5_002)), admit(&mut breaker, at(5_002)));
     assert_eq!(breaker.available_calls(at(9_999)), 0);
     assert_eq!(breaker.available_calls(at(10_000)), 2);
-    let _probe = pass(&mut breaker, at(10_000));
+    let _probe = admit(&mut breaker, at(10_000));
 }
 
 #[derive(Clone, Debug)]
@@ -131,28 +130,28 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A stretch of time in one state: 'c'losed, 'o'pen or 'h'alf open, when it began, and what was reported of its own calls.
-struct Stretch {
+/// A period in one state: 'c'losed, 'o'pen or 'h'alf open, with the reports about its own calls.
+struct Period {
     kind: char,
     began: Timestamp,
     admitted: usize,
     reports: Vec<DownstreamHealth>,
 }
 
-impl Stretch {
+impl Period {
     const fn new(kind: char, began: Timestamp) -> Self {
         Self { kind, began, admitted: 0, reports: Vec::new() }
     }
 
-    /// What this stretch has come to at `now`, worked out anew from all its reports; none while it goes on.
+    /// Returns the state that follows this period at `now`, computed from all its reports, or `None` while it lasts.
     fn end(&self, now: Timestamp, failures: usize, probes: usize) -> Option<char> {
-        let heard: Vec<_> =
+        let known: Vec<_> =
             self.reports.iter().filter(|health| **health != DownstreamHealth::Unknown).collect();
-        let last_run = heard.iter().rev().take_while(|health| ***health == DownstreamHealth::Down).count();
-        let ups = heard.iter().filter(|health| ***health == DownstreamHealth::Up).count();
+        let last_run = known.iter().rev().take_while(|health| ***health == DownstreamHealth::Down).count();
+        let ups = known.iter().filter(|health| ***health == DownstreamHealth::Up).count();
         match self.kind {
             'c' => (last_run >= failures).then_some('o'),
-            'h' if heard.contains(&&DownstreamHealth::Down) => Some('o'),
+            'h' if known.contains(&&DownstreamHealth::Down) => Some('o'),
             'h' if ups >= probes => Some('c'),
             _ => (now >= self.began.plus(OPEN_FOR)).then_some('h'),
         }
@@ -163,51 +162,51 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_lets_through_what_the_model_does(
+    fn it_admits_the_same_calls_as_the_model(
         failures in 1_usize..4, probes in 1_usize..4, steps in prop::collection::vec(step(), 1..100),
     ) {
         let mut breaker = Breaker::new(rules(u32::try_from(failures).unwrap(), u32::try_from(probes).unwrap()));
-        let (mut now, mut stretches) = (START, vec![Stretch::new('c', START)]);
+        let (mut now, mut periods) = (START, vec![Period::new('c', START)]);
         let mut calls: Vec<(usize, CallPermit)> = Vec::new();
         for step in steps {
-            let stretch = stretches.last_mut().unwrap();
+            let period = periods.last_mut().unwrap();
             match step {
                 Step::Wait(ms) => now = now.plus(Duration::from_millis(ms)),
                 Step::Report(which, _) if which >= calls.len() => {}
                 Step::Report(which, health) => {
                     let (origin, permit) = calls.remove(which);
                     breaker.report(permit, health, now);
-                    if origin + 1 != stretches.len() {
+                    if origin + 1 != periods.len() {
                         continue;
                     }
-                    let stretch = stretches.last_mut().unwrap();
-                    stretch.reports.push(health);
-                    // Time alone is noticed by the next call, not by a report.
-                    if let Some(kind @ ('o' | 'c')) = stretch.end(now, failures, probes) {
-                        stretches.push(Stretch::new(kind, now));
+                    let period = periods.last_mut().unwrap();
+                    period.reports.push(health);
+                    // Only a call notices that time has passed; a report does not.
+                    if let Some(kind @ ('o' | 'c')) = period.end(now, failures, probes) {
+                        periods.push(Period::new(kind, now));
                     }
                 }
                 Step::Admit => {
-                    if let Some(kind) = stretch.end(now, failures, probes) {
-                        stretches.push(Stretch::new(kind, now));
+                    if let Some(kind) = period.end(now, failures, probes) {
+                        periods.push(Period::new(kind, now));
                     }
-                    let (place, stretch) = (stretches.len() - 1, stretches.last_mut().unwrap());
-                    let unused = stretch.reports.iter().filter(|health| **health == DownstreamHealth::Unknown).count();
-                    let available_calls = match stretch.kind {
+                    let (index, period) = (periods.len() - 1, periods.last_mut().unwrap());
+                    let unused = period.reports.iter().filter(|health| **health == DownstreamHealth::Unknown).count();
+                    let available = match period.kind {
                         'c' => usize::MAX,
                         'o' => 0,
-                        _ => probes - (stretch.admitted - unused),
+                        _ => probes - (period.admitted - unused),
                     };
-                    prop_assert_eq!(breaker.available_calls(now), u32::try_from(available_calls).unwrap_or(u32::MAX));
+                    prop_assert_eq!(breaker.available_calls(now), u32::try_from(available).unwrap_or(u32::MAX));
                     match breaker.admit(now) {
                         CallAdmission::Allowed(permit) => {
-                            prop_assert!(available_calls > 0, "more than its probes were let through");
-                            stretch.admitted += 1;
-                            calls.push((place, permit));
+                            prop_assert!(available > 0, "more than its probes were let through");
+                            period.admitted += 1;
+                            calls.push((index, permit));
                         }
                         CallAdmission::Denied { until } => {
-                            prop_assert_eq!(available_calls, 0, "parked without need");
-                            prop_assert!(until > now, "parked into the past");
+                            prop_assert_eq!(available, 0, "a call was denied without need");
+                            prop_assert!(until > now, "a call was denied until a time in the past");
                         }
                     }
                 }

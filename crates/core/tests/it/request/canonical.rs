@@ -1,4 +1,5 @@
-//! The canonical form against values built here: however a value is spelled, it has one form, and no other value has it.
+//! Checks the canonical form of generated values: however a value is written it has one form, and no other value has
+//! that form.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +7,8 @@ use proptest::prelude::*;
 use weir_core::RequestType;
 use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 
-/// A JSON value as such, before anybody spells it. Numbers are `mantissa` times ten to the power of `exponent`, the
-/// mantissa not divisible by ten, so that equal numbers are equal here.
+/// A JSON value, independent of its spelling. Numbers are `mantissa` × 10^`exponent`; the mantissa is not divisible by
+/// ten, so that equal numbers are equal here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Json {
     Null,
@@ -26,7 +27,8 @@ fn number(mut mantissa: i64, mut exponent: i32) -> Json {
     Json::Number(mantissa, if mantissa == 0 { 0 } else { exponent })
 }
 
-/// Short texts of characters that are written in different ways and sorted in different places.
+/// Short texts of characters that can be escaped in several ways and that sort differently by UTF-16 unit and code
+/// point.
 fn text() -> impl Strategy<Value = String> {
     let character = prop_oneof![
         3 => prop::char::range('a', 'c'),
@@ -51,12 +53,12 @@ fn json() -> impl Strategy<Value = Json> {
     })
 }
 
-/// Choices of spelling, used round and round.
-struct Whims<'a> {
+/// An endless sequence of random choices of spelling.
+struct Spelling<'a> {
     choices: std::iter::Cycle<std::slice::Iter<'a, u8>>,
 }
 
-impl<'a> Whims<'a> {
+impl<'a> Spelling<'a> {
     fn new(choices: &'a [u8]) -> Self {
         Self { choices: choices.iter().cycle() }
     }
@@ -103,7 +105,7 @@ impl<'a> Whims<'a> {
         format!("{before}{value}{after}")
     }
 
-    /// Moves the point about and makes up for it in the exponent.
+    /// Moves the decimal point and adjusts the exponent.
     fn spell_number(&mut self, mantissa: i64, exponent: i32) -> String {
         let sign = if mantissa < 0 || (mantissa == 0 && self.choose(2) == 0) { "-" } else { "" };
         let digits = format!(
@@ -154,7 +156,7 @@ fn canonical(spelled: &str) -> CanonicalJson {
     CanonicalJson::parse(spelled.as_bytes()).unwrap_or_else(|error| panic!("{spelled}: {error}"))
 }
 
-fn whims() -> impl Strategy<Value = Vec<u8>> {
+fn spellings() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 1..60)
 }
 
@@ -162,8 +164,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_value_has_one_form_however_it_is_spelled(value in json(), one in whims(), other in whims()) {
-        let (one, other) = (Whims::new(&one).spell(&value), Whims::new(&other).spell(&value));
+    fn a_value_has_one_form_however_it_is_spelled(value in json(), one in spellings(), other in spellings()) {
+        let (one, other) = (Spelling::new(&one).spell(&value), Spelling::new(&other).spell(&value));
         let form = canonical(&one);
         prop_assert_eq!(&form, &canonical(&other), "{} and {}", one, other);
         prop_assert_eq!(&form, &canonical(form.as_str()), "the form of a form is itself");
@@ -172,33 +174,33 @@ proptest! {
     }
 
     #[test]
-    fn different_values_have_different_forms(a in json(), b in json(), spelling in whims()) {
-        let (form_a, form_b) = (canonical(&Whims::new(&spelling).spell(&a)), canonical(&Whims::new(&[0]).spell(&b)));
+    fn different_values_have_different_forms(a in json(), b in json(), spelling in spellings()) {
+        let (form_a, form_b) = (canonical(&Spelling::new(&spelling).spell(&a)), canonical(&Spelling::new(&[0]).spell(&b)));
         prop_assert_eq!(a == b, form_a == form_b, "{} {}", form_a.as_str(), form_b.as_str());
         let kind = RequestType::parse("charge").unwrap();
         prop_assert_eq!(a == b, Fingerprint::new(&kind, &form_a) == Fingerprint::new(&kind, &form_b));
     }
 
-    /// Two values that differ in a single place, which two random ones hardly ever do.
+    /// Two values that differ in one element, which two random values hardly ever do.
     #[test]
     fn a_small_difference_is_a_difference(values in prop::collection::vec(json(), 1..5), place in 0_usize..5, other in json()) {
         let mut changed = values.clone();
         let place = place % values.len();
         changed[place] = other;
-        let form = |values: Vec<Json>| canonical(&Whims::new(&[1, 3, 2]).spell(&Json::Array(values)));
+        let form = |values: Vec<Json>| canonical(&Spelling::new(&[1, 3, 2]).spell(&Json::Array(values)));
         prop_assert_eq!(values == changed, form(values) == form(changed));
     }
 
     #[test]
     fn a_type_is_part_of_the_fingerprint(a in "[a-c\"\\\\,:{}]{1,4}", b in "[a-c\"\\\\,:{}]{1,4}", value in json()) {
-        let form = canonical(&Whims::new(&[0]).spell(&value));
-        let of = |kind: &str| Fingerprint::new(&RequestType::parse(kind).unwrap(), &form);
-        prop_assert_eq!(a == b, of(&a) == of(&b));
+        let form = canonical(&Spelling::new(&[0]).spell(&value));
+        let fingerprint = |kind: &str| Fingerprint::new(&RequestType::parse(kind).unwrap(), &form);
+        prop_assert_eq!(a == b, fingerprint(&a) == fingerprint(&b));
     }
 
-    /// Whatever bytes come, there is an answer.
+    /// No input makes the parser panic.
     #[test]
-    fn no_bytes_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\",:\\\\u0-9eE.+ -]{0,60}") {
+    fn no_input_panics(bytes in prop::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\",:\\\\u0-9eE.+ -]{0,60}") {
         let _ = CanonicalJson::parse(&bytes);
         if let Ok(form) = CanonicalJson::parse(json.as_bytes()) {
             prop_assert_eq!(CanonicalJson::parse(form.as_str().as_bytes()), Ok(form));

@@ -1,4 +1,5 @@
-//! Once per key, against a model that keeps every submission ever made and looks for the first that still holds.
+//! Compares the idempotency rule with a model that stores every submission and searches for the first one whose key
+//! has not expired.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,11 +34,11 @@ fn a_key_is_free_again_after_exactly_a_day() {
     assert_eq!(decide(None, &fingerprint(0, 0), START), Submission::New);
 }
 
-/// One accepted submission: what it was and what it became.
-struct Kept {
+/// An accepted submission: its content and the request it became.
+struct AcceptedSubmission {
     tenant: u8,
     key: u8,
-    asked: (u8, u8),
+    content: (u8, u8),
     at: Timestamp,
     id: RequestId,
 }
@@ -46,27 +47,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn submissions_are_answered_as_by_the_model(
+    fn decisions_match_the_model(
         sent in prop::collection::vec((0_u8..2, 0_u8..2, 0_u8..2, 0_u8..2, 0_u64..30), 1..60),
     ) {
-        let (mut now, mut records, mut model) = (START, BTreeMap::new(), Vec::<Kept>::new());
-        for (place, (tenant, key, kind, payload, hours)) in sent.into_iter().enumerate() {
+        let (mut now, mut records, mut model) = (START, BTreeMap::new(), Vec::<AcceptedSubmission>::new());
+        for (index, (tenant, key, kind, payload, hours)) in sent.into_iter().enumerate() {
             now = now.plus(Duration::from_secs(hours * 3_600));
-            let held = model.iter().find(|kept| {
-                (kept.tenant, kept.key) == (tenant, key) && now.since(kept.at) < Duration::from_secs(86_400)
+            let existing = model.iter().find(|accepted| {
+                (accepted.tenant, accepted.key) == (tenant, key) && now.since(accepted.at) < Duration::from_secs(86_400)
             });
-            let expected = match held {
+            let expected = match existing {
                 None => Submission::New,
-                Some(kept) if kept.asked == (kind, payload) => Submission::Replay(kept.id),
+                Some(accepted) if accepted.content == (kind, payload) => Submission::Replay(accepted.id),
                 Some(_) => Submission::Conflict,
             };
             let name = tenant_key(tenant, key);
             let submission = decide(records.get(&name), &fingerprint(kind, payload), now);
             prop_assert_eq!(submission, expected);
             if submission == Submission::New {
-                let id = RequestId::new(now, [u8::try_from(place).unwrap(); 10]);
+                let id = RequestId::new(now, [u8::try_from(index).unwrap(); 10]);
                 records.insert(name, IdempotencyRecord::new(fingerprint(kind, payload), id, now));
-                model.push(Kept { tenant, key, asked: (kind, payload), at: now, id });
+                model.push(AcceptedSubmission { tenant, key, content: (kind, payload), at: now, id });
             }
         }
     }

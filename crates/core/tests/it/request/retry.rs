@@ -1,4 +1,4 @@
-//! What outcomes mean, one by one, and the bounds of the waits.
+//! The classification of every outcome, and the bounds of the waits.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn every_status_has_a_meaning() {
 }
 
 #[test]
-fn what_the_downstream_may_not_have_seen_is_tried_again() {
+fn a_call_that_the_downstream_may_not_have_received_is_retried() {
     assert_eq!(classify(CallOutcome::TimedOut), retry(FailureCause::TimedOut));
     assert_eq!(classify(CallOutcome::Unreachable), retry(FailureCause::Unreachable));
     assert_eq!(classify(CallOutcome::Unreadable), retry(FailureCause::Unreadable));
@@ -54,7 +54,7 @@ fn only_a_downstream_that_has_to_be_called_again_is_down() {
 }
 
 #[test]
-fn retry_after_is_kept_for_those_that_are_tried_again() {
+fn retry_after_is_returned_for_retried_statuses() {
     for status in [500, 503] {
         let outcome = CallOutcome::Answered { status, retry_after: Some(ms(7_000)) };
         assert!(
@@ -65,7 +65,7 @@ fn retry_after_is_kept_for_those_that_are_tried_again() {
 }
 
 #[test]
-fn a_cause_has_a_code_and_a_sentence() {
+fn a_failure_cause_has_a_code_and_a_message() {
     let rejected = classify(answered(422)).cause().unwrap();
     assert_eq!(
         (rejected.code(), rejected.to_string().as_str()),
@@ -76,7 +76,7 @@ fn a_cause_has_a_code_and_a_sentence() {
 }
 
 #[test]
-fn the_usual_policy_has_the_promised_figures() {
+fn the_default_policy_has_the_documented_figures() {
     let policy = RetryPolicy::default();
     assert_eq!(policy.max_attempts.get(), 5);
     let ceilings = [1, 2, 3, 4, 7, 8, 31, 32, u32::MAX].map(|attempts| policy.backoff.ceiling(attempts));
@@ -127,8 +127,8 @@ proptest! {
     }
 
     #[test]
-    fn a_wait_grows_with_its_cap_its_attempts_and_its_chance(
-        (first, cap) in range(), more in 0_u64..1_000_000, attempts in 1_u32..40, random in any::<u64>(), luck in any::<u64>(),
+    fn a_wait_grows_with_its_cap_its_attempts_and_its_random_number(
+        (first, cap) in range(), more in 0_u64..1_000_000, attempts in 1_u32..40, random in any::<u64>(), other_random in any::<u64>(),
     ) {
         let backoff = RetryBackoff::new(ms(first), ms(cap)).unwrap();
         let wait = backoff.wait(attempts, None, random);
@@ -136,12 +136,12 @@ proptest! {
             prop_assert!(wait <= wider.wait(attempts, None, random));
         }
         prop_assert!(wait <= backoff.wait(attempts + 1, None, random));
-        prop_assert!(wait <= backoff.wait(attempts, None, random.max(luck)));
+        prop_assert!(wait <= backoff.wait(attempts, None, random.max(other_random)));
     }
 
-    /// Halves of the chances get halves of the range: the spread is even.
+    /// Each half of the random numbers yields half of the range: the spread is even.
     #[test]
-    fn chance_spreads_evenly(attempts in 1_u32..40, part in 0_u64..=16) {
+    fn waits_are_spread_evenly(attempts in 1_u32..40, part in 0_u64..=16) {
         let backoff = RetryBackoff::DEFAULT;
         let span = backoff.ceiling(attempts) - ms(200);
         let random = u64::try_from((u128::from(part) << 60).min(u128::from(u64::MAX))).unwrap();

@@ -1,5 +1,5 @@
-//! Histories of workers, callbacks, brokers and operators around one request. The model keeps every claim ever made and
-//! finds out by searching them who may still speak.
+//! Random histories of workers, callbacks, brokers and operators around one request. The model stores every claim and
+//! searches them to find out whose report counts.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn report(
 }
 
 #[test]
-fn the_transitions_are_these_and_no_others() {
+fn the_listed_transitions_are_the_only_ones() {
     let allowed = [
         ("ACCEPTED", RequestEvent::EnqueuePending, "PENDING_ENQUEUE"),
         ("ACCEPTED", RequestEvent::Claimed, "IN_PROGRESS"),
@@ -109,12 +109,12 @@ fn a_late_worker_changes_nothing_once_another_has_taken_over() {
     let late = claim(&mut progress, START);
     let present = claim(&mut progress, at(30));
     let before = progress;
-    for word in [
+    for late_report in [
         WorkerReport::Called(RetryDecision::Complete),
         retry_later(),
         WorkerReport::NotCalled { after: Duration::ZERO },
     ] {
-        assert_eq!(report(&mut progress, late, word, at(31)), Err(TransitionError::LeaseLost));
+        assert_eq!(report(&mut progress, late, late_report, at(31)), Err(TransitionError::LeaseLost));
     }
     assert_eq!(progress, before);
     assert_eq!(
@@ -124,7 +124,7 @@ fn a_late_worker_changes_nothing_once_another_has_taken_over() {
 }
 
 #[test]
-fn a_late_worker_whose_place_nobody_took_is_still_heard() {
+fn a_late_report_counts_if_nobody_else_has_claimed() {
     let mut progress = RequestProgress::accepted(START);
     let token = claim(&mut progress, START);
     assert_eq!(
@@ -147,7 +147,7 @@ fn the_fifth_failure_makes_a_dead_letter_and_a_replay_starts_again() {
     assert_eq!(statuses[4], RequestStatus::FailedRetryExhausted);
     progress.replay(at(100)).unwrap();
     assert_eq!((progress.status, progress.attempts, progress.due), (RequestStatus::Accepted, 0, at(100)));
-    assert_eq!(claim(&mut progress, at(100)), 6, "tokens go on where they were");
+    assert_eq!(claim(&mut progress, at(100)), 6, "tokens continue to grow after a replay");
     assert_eq!(progress.replay(at(101)), Err(TransitionError::Impossible(RequestStatus::InProgress)));
 }
 
@@ -177,7 +177,7 @@ fn a_call_that_was_not_made_is_no_attempt() {
 }
 
 #[test]
-fn a_callback_ends_the_wait_even_when_it_overtakes_the_report() {
+fn a_callback_ends_the_wait_even_before_the_report() {
     let mut waiting = RequestProgress::accepted(START);
     let token = claim(&mut waiting, START);
     assert_eq!(
@@ -201,7 +201,7 @@ fn a_callback_ends_the_wait_even_when_it_overtakes_the_report() {
 }
 
 #[test]
-fn a_callback_that_never_comes_is_asked_for_again_and_given_up_at_last() {
+fn a_missing_callback_is_retried_until_no_attempt_is_left() {
     let mut progress = RequestProgress::accepted(START);
     for _ in 0..5 {
         let now = progress.due;
@@ -222,10 +222,10 @@ fn a_job_that_the_broker_may_have_can_be_claimed_while_it_is_pending() {
     assert_eq!(published.status, RequestStatus::Accepted);
     let token = claim(&mut progress, START);
     assert_eq!(progress.enqueued(), Err(TransitionError::Impossible(RequestStatus::InProgress)));
-    assert_eq!(progress.lease.map(|lease| lease.token), Some(token), "a refusal changes nothing");
+    assert_eq!(progress.lease.map(|lease| lease.token), Some(token), "a refused transition changes nothing");
 }
 
-/// One thing that happens. Workers are named by the order of their claims.
+/// One event of a history. A report refers to the claims in reverse order.
 #[derive(Clone, Debug)]
 enum Step {
     Wait(u64),
@@ -248,14 +248,14 @@ fn step() -> impl Strategy<Value = Step> {
             retry_after: Some(Duration::from_secs(7))
         }),
     ];
-    let word = prop_oneof![
+    let report = prop_oneof![
         4 => judgement.prop_map(WorkerReport::Called),
         1 => (0_u64..40).prop_map(|s| WorkerReport::NotCalled { after: Duration::from_secs(s) }),
     ];
     prop_oneof![
         4 => prop_oneof![Just(0), Just(1), Just(29), Just(30), Just(31), Just(86_400)].prop_map(Step::Wait),
         6 => Just(Step::Claim),
-        6 => (0_usize..4, word).prop_map(|(back, word)| Step::Report(back, word)),
+        6 => (0_usize..4, report).prop_map(|(back, report)| Step::Report(back, report)),
         1 => prop_oneof![Just(Callback::Completed), Just(Callback::Failed)].prop_map(Step::CallBack),
         1 => Just(Step::EnqueuePending),
         1 => Just(Step::Enqueued),
@@ -263,20 +263,20 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Everything that was ever claimed, in order, and what became of it.
+/// All claims in order, and whether the request has ended.
 #[derive(Default)]
 struct Model {
-    claims: Vec<ClaimMade>,
+    claims: Vec<ClaimRecord>,
     ends: usize,
     is_over: bool,
 }
 
-struct ClaimMade {
+struct ClaimRecord {
     token: u64,
     at: Timestamp,
-    /// Reported, overtaken by another claim, or cut off by a callback.
+    /// Reported, superseded by another claim, or ended by a callback.
     is_closed: bool,
-    /// Whether it counts as an attempt of the present run.
+    /// Whether it counts as an attempt since the last replay.
     counts: bool,
 }
 
@@ -294,12 +294,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn histories_are_those_of_the_model(max in 1_u32..6, steps in prop::collection::vec(step(), 1..80)) {
+    fn histories_match_the_model(max in 1_u32..6, steps in prop::collection::vec(step(), 1..80)) {
         let policy = policy(max);
         let (mut progress, mut model, mut now) = (RequestProgress::accepted(START), Model::default(), START);
         for step in steps {
             let before = progress;
-            let is_refused = match step {
+            let was_refused = match step {
                 Step::Wait(seconds) => {
                     now = now.plus(Duration::from_secs(seconds));
                     false
@@ -311,7 +311,7 @@ proptest! {
                         prop_assert!(open.is_none_or(|claim| now >= claim.at.plus(LEASE)), "two workers at once");
                         prop_assert!(model.claims.iter().all(|claim| claim.token < lease.token));
                         model.close_all();
-                        model.claims.push(ClaimMade { token: lease.token, at: now, is_closed: false, counts: true });
+                        model.claims.push(ClaimRecord { token: lease.token, at: now, is_closed: false, counts: true });
                         false
                     }
                     Ok(ClaimOutcome::Exhausted(_)) => {
@@ -322,13 +322,13 @@ proptest! {
                     }
                     Err(_) => true,
                 },
-                Step::Report(back, word) => {
+                Step::Report(back, report) => {
                     let Some(claim) = model.claims.iter_mut().rev().nth(back) else { continue };
-                    let result = progress.report(claim.token, word, &policy, now, 1 << 63);
-                    prop_assert_eq!(result.is_ok(), !claim.is_closed, "only the present holder is heard, and once");
+                    let result = progress.report(claim.token, report, &policy, now, 1 << 63);
+                    prop_assert_eq!(result.is_ok(), !claim.is_closed, "only the current holder may report, and once");
                     if result.is_ok() {
                         claim.is_closed = true;
-                        claim.counts = matches!(word, WorkerReport::Called(_));
+                        claim.counts = matches!(report, WorkerReport::Called(_));
                         model.is_over = progress.status.is_final();
                         model.ends += usize::from(model.is_over);
                     }
@@ -356,9 +356,9 @@ proptest! {
                     result.is_err()
                 }
             };
-            prop_assert!(!is_refused || progress == before, "a refusal changed something");
+            prop_assert!(!was_refused || progress == before, "a refused transition changed something");
             let was_replayed = before.status == RequestStatus::FailedRetryExhausted && progress.status == RequestStatus::Accepted;
-            prop_assert!(!before.status.is_final() || progress == before || was_replayed, "a final state was left");
+            prop_assert!(!before.status.is_final() || progress == before || was_replayed, "a final state changed");
             prop_assert_eq!(progress.status.is_final(), model.is_over);
             prop_assert!(model.ends <= 1, "completed twice");
             prop_assert_eq!(progress.attempts as usize, model.attempts());
@@ -368,15 +368,15 @@ proptest! {
         }
     }
 
-    /// Whatever the downstream does, a request that workers go on claiming comes to an end.
+    /// A request that workers keep claiming ends, whatever the downstream does.
     #[test]
-    fn every_request_ends(max in 1_u32..6, words in prop::collection::vec(0_u8..3, 6), random in any::<u64>()) {
+    fn every_request_ends(max in 1_u32..6, reports in prop::collection::vec(0_u8..3, 6), random in any::<u64>()) {
         let policy = RetryPolicy { backoff: RetryBackoff::DEFAULT, ..policy(max) };
         let mut progress = RequestProgress::accepted(START);
-        for word in words {
+        for report in reports {
             let now = progress.lease.map_or(progress.due, |lease| lease.until);
             let Ok(ClaimOutcome::Granted(lease)) = progress.claim(&policy, now) else { break };
-            match word {
+            match report {
                 0 => drop(progress.report(lease.token, retry_later(), &policy, now, random)),
                 1 => drop(progress.report(lease.token, WorkerReport::Called(RetryDecision::AwaitCallback), &policy, now, random)),
                 _vanished => {}

@@ -1,4 +1,4 @@
-//! The token bucket against one that holds a rational number of tokens.
+//! Compares the token bucket with one that holds a rational number of tokens.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use weir_core::tier::{Rule, TokenBucket};
 
 use super::{Op, Rational, at, check_denial, op, period, step_us};
 
-/// The bucket as one would explain it: tokens that grow with time, up to the capacity.
+/// A bucket as one would explain it: tokens that grow with time, up to the capacity.
 struct Model {
     capacity: Rational,
     tokens_per_us: Rational,
@@ -43,7 +43,7 @@ impl Model {
         self.tokens.floor().to_integer().max(0)
     }
 
-    /// Microseconds until there are so many tokens; none when there never are.
+    /// Returns the microseconds until there are this many tokens, or `None` if that never happens.
     fn wait_us(&self, tokens: Rational) -> Option<i128> {
         let missing = (tokens - self.tokens).max(Rational::from(0));
         (tokens <= self.capacity).then(|| (missing / self.tokens_per_us).ceil().to_integer())
@@ -65,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_500))]
 
     #[test]
-    fn the_bucket_answers_as_the_model_does((bucket, steps) in history()) {
+    fn decisions_match_the_model((bucket, steps) in history()) {
         let (mut level, mut model, mut now) = (bucket.unspent(), Model::new(&bucket), at(0));
         for (step, op) in steps {
             now = Timestamp::from_micros(now.as_micros() + step);
@@ -137,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn another_bucket_takes_over_what_was_spent_to_less_than_a_tick(
+    fn usage_carries_over_to_another_bucket_to_less_than_a_tick(
         (old, steps) in history(),
         (refill, period) in (1_u32..40, period()),
     ) {
@@ -152,8 +152,8 @@ proptest! {
             let adopted = new.carry_over(&old, level, now);
             let mut twin = Model::new(&new);
             twin.tokens = twin.capacity - (model.capacity - model.tokens);
-            let (exact, given) = (twin.wait_us(twin.capacity), new.limit_state(&adopted, now).reset_after);
-            prop_assert!(micros(given) >= exact.unwrap() && micros(given) <= exact.unwrap() + 1);
+            let (exact, wait) = (twin.wait_us(twin.capacity), new.limit_state(&adopted, now).reset_after);
+            prop_assert!(micros(wait) >= exact.unwrap() && micros(wait) <= exact.unwrap() + 1);
             prop_assert!(i128::from(new.limit_state(&adopted, now).remaining) <= twin.remaining());
         }
     }
@@ -169,7 +169,7 @@ fn a_day_of_a_prime_number_does_not_drift_in_millions_of_steps() {
     no_drift(53, 86_371, 86_399_993, 333_337);
 }
 
-/// Asks again and again for as long as three million steps take. The bucket is never full, so every fraction counts.
+/// Takes every available token during three million steps. The bucket is never full, so every fraction counts.
 fn no_drift(capacity: u32, refill: u32, period_ms: u64, step_us: i64) {
     let bucket = TokenBucket::new(capacity, refill, Duration::from_millis(period_ms)).unwrap();
     let mut level = bucket.unspent();

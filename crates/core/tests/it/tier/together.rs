@@ -1,4 +1,4 @@
-//! Several limits in one decision: all of them are spent or none.
+//! Several limits in one decision: all are spent or none.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn steps() -> impl Strategy<Value = Vec<(i64, [u32; 3])>> {
     prop::collection::vec((step, [0_u32..6, 0_u32..6, 0_u32..6]), 1..60)
 }
 
-/// What must come of a question, from the answers of each limit alone.
+/// Returns the expected decision, from the decision of each limit by itself.
 fn expected(rules: &[Limit; 3], spent: &[LimitUsage; 3], costs: [u32; 3], now: Timestamp) -> Decision {
     let mut denials = Vec::new();
     for (at, ((rule, spent), cost)) in rules.iter().zip(spent).zip(costs).enumerate() {
@@ -100,7 +100,7 @@ proptest! {
             now = Timestamp::from_micros(now.as_micros() + step);
             let _ = old.take(&mut spent, cost, now);
             let adopted = new.carry_over(&old, spent, now);
-            // Windows of one kind keep their cut, and a shorter one may have none of it.
+            // Windows of one kind keep their start, and a shorter one may have ended.
             let same_cut = matches!((old, new), (Limit::FixedWindow(_), Limit::FixedWindow(_)));
             prop_assert!(same_cut || new.spent_units(&adopted, now) == old.spent_units(&spent, now));
         }
@@ -130,7 +130,7 @@ fn a_day_that_denies_is_named_first_and_leaves_the_minute_alone() {
         Decision::Denied(LimitDenial { denied_by: DAILY, retry_after: wait })
     );
     assert_eq!(rule[MINUTE].limit_state(&spent[MINUTE], at(0)).remaining, 20);
-    // Both lack: the day is named, and the longer wait counts.
+    // Both are exhausted: the day is named, and the longer wait counts.
     rule[MINUTE].charge(&mut spent[MINUTE], 20, at(0));
     assert_eq!(
         rule.take(&mut spent, 1, at(0)),

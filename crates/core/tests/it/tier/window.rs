@@ -1,4 +1,4 @@
-//! Both kinds of windows against logs of everything that was spent.
+//! Compares both kinds of windows with logs of everything that was spent.
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
@@ -6,7 +6,7 @@ use weir_core::tier::{FixedWindow, Rule, SlidingWindow};
 
 use super::{Op, Rational, at, check_denial, op, period, step_us};
 
-/// Everything that was spent: when, and how much.
+/// A log of when how much was spent.
 #[derive(Default)]
 struct Log(Vec<(i64, i128)>);
 
@@ -19,7 +19,7 @@ impl Log {
         self.0.push((now.as_micros(), i128::from(cost)));
     }
 
-    /// Takes from the latest, and not from before `from`.
+    /// Removes units from the latest entries, but not from before `from`.
     fn give_back(&mut self, from: i64, cost: u32) {
         let mut left = i128::from(cost);
         for (_, spent) in self.0.iter_mut().rev().filter(|(at, _)| *at >= from) {
@@ -145,7 +145,7 @@ fn cut(now_us: i64, window_us: i64) -> i64 {
     now_us.div_euclid(window_us) * window_us
 }
 
-/// What counts at `now`: this window, and the covered share of the last.
+/// Returns what counts at `now`: this window, and the covered share of the previous one.
 fn weigh(log: &Log, now_us: i64, window_us: i64) -> Rational {
     let start = cut(now_us, window_us);
     let covered = Rational::new(i128::from(window_us - (now_us - start)), i128::from(window_us));
