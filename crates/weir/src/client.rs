@@ -1,4 +1,4 @@
-//! A small HTTP client for the server's own API: one connection for each call that is under way.
+//! A small HTTP client for the server's own API, with one connection per concurrent call.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ pub(crate) struct Client {
     connections: Connections,
     base: String,
     admin_key: Option<String>,
-    /// Who buys, in a sale.
+    /// The user id of a simulated buyer.
     buyer: Option<String>,
 }
 
 impl Client {
-    /// A client of the server at a URL, or of the one that the settings speak of.
+    /// Creates a client for the server at `url`, or for the one in the settings.
     pub(crate) fn new(url: Option<&str>) -> anyhow::Result<Self> {
         let url = match url {
             Some(url) => url.to_owned(),
@@ -45,8 +45,8 @@ impl Client {
         Ok(Self { connections, base, admin_key: None, buyer: None })
     }
 
-    /// A client with the operator's key: the given one, or the data directory's.
-    pub(crate) fn of_operator(url: Option<&str>, data: Option<&str>) -> anyhow::Result<Self> {
+    /// Creates a client with the admin key from the settings or from the data directory.
+    pub(crate) fn for_operator(url: Option<&str>, data: Option<&str>) -> anyhow::Result<Self> {
         let flags: BTreeMap<_, _> = data.map(|data| ("data", data.to_owned())).into_iter().collect();
         let settings = Settings::read(Sources::from_process(flags)?)?;
         let key = match settings.auth.admin_key {
@@ -56,7 +56,7 @@ impl Client {
                 std::fs::read_to_string(&path).with_context(|| {
                     let path = path.display();
                     format!(
-                        "cannot read {path}: name the server's directory with --data, or set WEIR_ADMIN_KEY"
+                        "cannot read {path}: pass the server's data directory with --data, or set WEIR_ADMIN_KEY"
                     )
                 })?
             }
@@ -64,17 +64,15 @@ impl Client {
         Ok(Self { admin_key: Some(key.trim().to_owned()), ..Self::new(url)? })
     }
 
-    /// Where the server is.
     pub(crate) fn base(&self) -> &str {
         &self.base
     }
 
-    /// The same as a buyer, who has no key.
+    /// Returns a client for a buyer, without the admin key.
     pub(crate) fn as_buyer(&self, name: String) -> Self {
         Self { admin_key: None, buyer: Some(name), ..self.clone() }
     }
 
-    /// The status and the body of the answer.
     pub(crate) async fn post(
         &self,
         path: &str,
@@ -84,7 +82,7 @@ impl Client {
         self.send(Method::POST, path, content_type, body).await
     }
 
-    /// The same for any method, of a call without a body.
+    /// Calls without a body.
     pub(crate) async fn call(&self, method: Method, path: &str) -> anyhow::Result<(u16, Bytes)> {
         self.send(method, path, "application/json", Bytes::new()).await
     }
@@ -111,9 +109,13 @@ impl Client {
             .connections
             .request(request)
             .await
-            .with_context(|| format!("no server answers on {}", self.base))?;
+            .with_context(|| format!("cannot reach a server at {}", self.base))?;
         let status = response.status().as_u16();
-        let body = response.into_body().collect().await.context("the server broke off its answer")?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .context("the server closed the connection before the end of the response")?;
         Ok((status, body.to_bytes()))
     }
 }

@@ -1,4 +1,4 @@
-//! `weir dlq`: what could not be done, for operators: list it, look at one, let it start again, throw it away.
+//! `weir dlq`: lists, shows, replays and discards dead letters.
 
 mod table;
 
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 
-/// Dead letters asked for at a time.
+/// Dead letters per page.
 const PAGE: usize = 1_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DlqCommand {
-    /// List dead letters, the oldest first; with --json each with the first 1,024 characters of its payload
+    /// List dead letters, oldest first; with --json each with the first 1,024 characters of its payload
     List(ListArgs),
     /// Show one dead letter with its whole payload
-    Show(OneArgs),
-    /// Let one dead letter start again, or all of them
+    Show(SingleArgs),
+    /// Replay one dead letter, or all of them
     Replay(ReplayArgs),
-    /// Throw one dead letter away
-    Discard(OneArgs),
+    /// Discard one dead letter
+    Discard(SingleArgs),
 }
 
-/// Where the server is, and how the answer is shown.
+/// The options of all subcommands.
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct OperatorArgs {
@@ -46,16 +46,16 @@ pub(crate) struct OperatorArgs {
 pub(crate) struct ListArgs {
     #[command(flatten)]
     operator: OperatorArgs,
-    /// How many at most
+    /// The maximum number
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct OneArgs {
+pub(crate) struct SingleArgs {
     #[command(flatten)]
     operator: OperatorArgs,
-    /// Which one, as `weir dlq list` names it
+    /// Its id, as printed by `weir dlq list`
     id: String,
 }
 
@@ -63,10 +63,10 @@ pub(crate) struct OneArgs {
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     operator: OperatorArgs,
-    /// Which one, as `weir dlq list` names it
+    /// Its id, as printed by `weir dlq list`
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     id: Option<String>,
-    /// All there are
+    /// Replay all dead letters
     #[arg(long)]
     all: bool,
 }
@@ -76,9 +76,9 @@ pub(crate) fn run(command: DlqCommand) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         match command {
             DlqCommand::List(arguments) => list(&arguments).await,
-            DlqCommand::Show(OneArgs { operator, id }) => show(&operator, &id).await,
+            DlqCommand::Show(SingleArgs { operator, id }) => show(&operator, &id).await,
             DlqCommand::Replay(ReplayArgs { operator, id, .. }) => replay(&operator, id.as_deref()).await,
-            DlqCommand::Discard(OneArgs { operator, id }) => discard(&operator, &id).await,
+            DlqCommand::Discard(SingleArgs { operator, id }) => discard(&operator, &id).await,
         }
     })?;
     Ok(ExitCode::SUCCESS)
@@ -90,7 +90,7 @@ async fn list(arguments: &ListArgs) -> anyhow::Result<()> {
     while items.len() < arguments.limit {
         let limit = PAGE.min(arguments.limit - items.len());
         let after = cursor.map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
-        let page = ask(&client, Method::GET, &format!("/admin/dlq?limit={limit}{after}")).await?;
+        let page = call_api(&client, Method::GET, &format!("/admin/dlq?limit={limit}{after}")).await?;
         items.extend(page["items"].as_array().cloned().unwrap_or_default());
         cursor = page["nextCursor"].as_str().map(str::to_owned);
         if cursor.is_none() {
@@ -107,51 +107,56 @@ async fn list(arguments: &ListArgs) -> anyhow::Result<()> {
 }
 
 async fn show(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
-    let letter = ask(&client(operator)?, Method::GET, &format!("/admin/dlq/{}", checked(id)?)).await?;
+    let letter =
+        call_api(&client(operator)?, Method::GET, &format!("/admin/dlq/{}", checked_id(id)?)).await?;
     if operator.json { print_json(&letter) } else { Ok(table::write_one(&mut std::io::stdout(), &letter)?) }
 }
 
 async fn replay(operator: &OperatorArgs, id: Option<&str>) -> anyhow::Result<()> {
     let path = match id {
-        Some(id) => format!("/admin/dlq/{}/replay", checked(id)?),
+        Some(id) => format!("/admin/dlq/{}/replay", checked_id(id)?),
         None => "/admin/dlq/replay".to_owned(),
     };
-    let answer = ask(&client(operator)?, Method::POST, &path).await?;
+    let response = call_api(&client(operator)?, Method::POST, &path).await?;
     if operator.json {
-        return print_json(&answer);
+        return print_json(&response);
     }
-    Ok(writeln!(std::io::stdout(), "{} replayed", answer["replayed"])?)
+    Ok(writeln!(std::io::stdout(), "{} replayed", response["replayed"])?)
 }
 
 async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
-    ask(&client(operator)?, Method::DELETE, &format!("/admin/dlq/{}", checked(id)?)).await?;
+    call_api(&client(operator)?, Method::DELETE, &format!("/admin/dlq/{}", checked_id(id)?)).await?;
     if operator.json {
         return print_json(&json!({"discarded": 1}));
     }
     Ok(writeln!(std::io::stdout(), "1 discarded")?)
 }
 
-/// A client with the operator's key.
 fn client(operator: &OperatorArgs) -> anyhow::Result<Client> {
-    Client::of_operator(operator.url.as_deref(), operator.data.as_deref())
+    Client::for_operator(operator.url.as_deref(), operator.data.as_deref())
 }
 
-/// The answer, if it is a good one.
-async fn ask(client: &Client, method: Method, path: &str) -> anyhow::Result<Value> {
+/// Calls the API and returns the JSON, or an error with the server's message.
+async fn call_api(client: &Client, method: Method, path: &str) -> anyhow::Result<Value> {
     let (status, body) = client.call(method, path).await?;
     if body.is_empty() && status < 300 {
         return Ok(Value::Null);
     }
-    let answer: Value = serde_json::from_slice(&body)
-        .with_context(|| format!("the server answered {status} without JSON: is this Weir's address?"))?;
-    anyhow::ensure!(status < 300, "{}", answer["message"].as_str().unwrap_or("the server refused"));
-    Ok(answer)
+    let response: Value = serde_json::from_slice(&body).with_context(|| {
+        format!("the server responded {status} without JSON; is this the address of Weir?")
+    })?;
+    anyhow::ensure!(
+        status < 300,
+        "{}",
+        response["message"].as_str().unwrap_or("the server rejected the call")
+    );
+    Ok(response)
 }
 
-/// An id that can stand in a path; no other is that of a dead letter.
-fn checked(id: &str) -> anyhow::Result<&str> {
+/// Validates an id for use in a path; no other text is the id of a dead letter.
+fn checked_id(id: &str) -> anyhow::Result<&str> {
     let is_plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    anyhow::ensure!(is_plain, "{id:?} is no id of a dead letter: weir dlq list shows them");
+    anyhow::ensure!(is_plain, "{id:?} is not the id of a dead letter; `weir dlq list` shows them");
     Ok(id)
 }
 

@@ -1,4 +1,4 @@
-//! `weir health`: asks a server whether it is ready, for containers and scripts that have no other client.
+//! `weir health`: checks whether a server is ready, for containers and scripts without another client.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use clap::Args;
 use weir_server::settings::Settings;
 use weir_server::settings::source::Sources;
 
-/// How long the server may take for each step.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The timeout of each step.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
@@ -20,7 +20,7 @@ pub(crate) struct HealthArgs {
     /// The address of the server's HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Ask about this capability alone: quota, slot, request, tier or sale
+    /// Check only this capability: quota, slot, request, tier or sale
     #[arg(long, value_name = "NAME", value_parser = ["quota", "slot", "request", "tier", "sale"])]
     capability: Option<String>,
 }
@@ -30,16 +30,16 @@ pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
         arguments.listen.clone().map(|listen| ("listen", listen)).into_iter().collect();
     let settings = Settings::read(Sources::from_process(flags)?)?;
     let address = reachable(settings.process.listen);
-    let answer = ask(address, arguments.capability.as_deref())
-        .with_context(|| format!("no server answers on {address}"))?;
-    let ready = answer.split(' ').nth(1) == Some("200");
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    anyhow::ensure!(ready, "the server on {address} is not ready: {body}");
+    let response = get_readiness(address, arguments.capability.as_deref())
+        .with_context(|| format!("cannot reach a server at {address}"))?;
+    let ready = response.split(' ').nth(1) == Some("200");
+    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    anyhow::ensure!(ready, "the server at {address} is not ready: {body}");
     writeln!(std::io::stdout(), "ready on {address}")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A server that listens everywhere is asked on this machine.
+/// Returns the address to connect to: a server that listens on all interfaces is reached on localhost.
 pub(crate) fn reachable(mut listen: SocketAddr) -> SocketAddr {
     match listen {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => listen.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -49,13 +49,13 @@ pub(crate) fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
-fn ask(address: SocketAddr, capability: Option<&str>) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn get_readiness(address: SocketAddr, capability: Option<&str>) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let path = capability.map_or_else(|| "/readyz".to_owned(), |name| format!("/readyz/{name}"));
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.take(64 * 1024).read_to_string(&mut answer)?;
-    Ok(answer)
+    let mut response = String::new();
+    stream.take(64 * 1024).read_to_string(&mut response)?;
+    Ok(response)
 }

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use weir_server::StartError;
 use weir_server::settings::source::SettingError;
 
-/// Every request allocates a little; this allocator does so at half the cost of the system's.
+/// Every request allocates a little, which costs half as much with this allocator as with the system's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -30,17 +30,17 @@ struct Arguments {
 enum Command {
     /// Run the server
     Serve(serve::ServeArgs),
-    /// Say whether a server is ready: exit code 0 when it is
+    /// Check whether a server is ready: exit code 0 if it is
     Health(health::HealthArgs),
     /// Print a token signed with the server's own secret
     Token(token::TokenArgs),
     /// Load events into slots, or forecast a load
     #[command(subcommand)]
     Slots(slots::SlotsCommand),
-    /// List, show, replay or discard what could not be done
+    /// List, show, replay or discard dead letters
     #[command(subcommand)]
     Dlq(dlq::DlqCommand),
-    /// Hold a sale to watch
+    /// Run a demo sale
     #[command(subcommand)]
     Sale(sale::SaleCommand),
     /// Measure a server under load
@@ -48,7 +48,7 @@ enum Command {
     Bench(weir_bench::BenchCommand),
 }
 
-/// What the shell is told about a setting that is wrong.
+/// The exit code for an invalid setting.
 const EXIT_SETTING: u8 = 2;
 
 fn main() -> ExitCode {
@@ -64,11 +64,11 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            // One line, causes included.
+            // One line that includes the causes.
             eprintln!("weir: {error:#}");
-            let setting =
+            let is_setting =
                 error.is::<SettingError>() || matches!(error.downcast_ref(), Some(StartError::Setting(_)));
-            if setting { ExitCode::from(EXIT_SETTING) } else { ExitCode::FAILURE }
+            if is_setting { ExitCode::from(EXIT_SETTING) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `weir sale`: a sale to watch.
+//! `weir sale`: demo sales.
 
 mod crowd;
 mod demo;
@@ -9,7 +9,7 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SaleCommand {
-    /// Hold a sale that opens in a few seconds, with simulated buyers
+    /// Run a sale that opens in a few seconds, with simulated buyers
     Demo(demo::DemoArgs),
 }
 

@@ -1,4 +1,4 @@
-//! `weir serve`: reads the settings, starts the server, and stops it when the system asks.
+//! `weir serve`: reads the settings, starts the server, and stops it on SIGTERM or SIGINT.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,13 +12,13 @@ use weir_server::settings::Settings;
 use weir_server::settings::source::{SettingError, Sources};
 use weir_server::telemetry::{log_writer, logs};
 
-/// How long the last log lines are waited for.
+/// How long to wait until the last log lines are written.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// Open files besides those of callers.
+/// Open files for anything but callers' connections.
 const SPARE_FILES: u64 = 1_024;
 
-/// Each flag has a variable of the same name, and a line in weir.default.toml.
+/// Each flag has an environment variable of the same name and a line in weir.default.toml.
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct ServeArgs {
@@ -34,10 +34,10 @@ pub(crate) struct ServeArgs {
     /// "embedded" or a postgres:// URL [env: WEIR_STORE] [default: embedded]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// What stands before the store on hot paths: "none" or a redis:// URL [env: WEIR_CACHE] [default: none]
+    /// The cache in front of the store: "none" or a redis:// URL [env: WEIR_CACHE] [default: none]
     #[arg(long, value_name = "URL")]
     cache: Option<String>,
-    /// What carries messages: "embedded" or a kafka:// URL [env: WEIR_BROKER] [default: embedded]
+    /// The broker of messages: "embedded" or a kafka:// URL [env: WEIR_BROKER] [default: embedded]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
     /// Any of api, worker, sender, reconciler [env: WEIR_ROLES] [default: all]
@@ -73,12 +73,12 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve(settings));
     log_writer::flush(LAST_LINES);
-    // A sender stuck in writing to somebody who does not read must not keep the process.
+    // A thread that is blocked writing to a peer that does not read must not keep the process alive.
     runtime.shutdown_background();
     outcome
 }
 
-/// Makes room for the connections, as far as the system lets us: the usual limit of a process is far below what it could have.
+/// Raises the limit on open files for the connections, up to the hard limit: the usual soft limit is far lower.
 fn raise_file_limit(connections: usize) {
     let needed = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(SPARE_FILES);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -86,13 +86,13 @@ fn raise_file_limit(connections: usize) {
     if current.is_some_and(|current| current < allowed)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum })
     {
-        tracing::warn!(%error, "the limit on open files could not be raised");
+        tracing::warn!(%error, "cannot raise the limit on open files; http.max_connections may not be reached");
     }
     if allowed < needed {
         tracing::info!(
             needed,
             allowed,
-            "http.max_connections needs more open files than this process may have"
+            "http.max_connections needs more open files than the hard limit allows; raise the limit (ulimit -Hn)"
         );
     }
 }
@@ -102,11 +102,10 @@ fn read_settings(arguments: ServeArgs) -> Result<Settings, SettingError> {
 }
 
 async fn serve(settings: Settings) -> anyhow::Result<ExitCode> {
-    // Asked for before the start, so that a stop during it is not lost.
+    // Registered before the start, so that a signal during the start is not lost.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // A limit on the size of files is an error of the write that reaches it, which /health tells of, and not the end of the
-    // process.
+    // Reaching a file size limit must fail the write, which /health reports, and not kill the process.
     let _file_size = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let unknown = settings.unknown_variables.clone();
     let server = tokio::select! {
@@ -115,22 +114,19 @@ async fn serve(settings: Settings) -> anyhow::Result<ExitCode> {
         _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
     };
     for name in unknown {
-        tracing::warn!(
-            name,
-            "no setting has the name of this variable; weir.default.toml lists those that exist"
-        );
+        tracing::warn!(name, "unknown environment variable is ignored; weir.default.toml lists all settings");
     }
     tracing::info!(target: logs::READY, "{}", server.ready_line());
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("stopping: finishing what was accepted");
+    tracing::info!("stopping: finishing accepted work");
     if server.stop().await {
         tracing::info!("stopped");
         Ok(ExitCode::SUCCESS)
     } else {
-        tracing::warn!("stopped before everything was finished (http.shutdown_timeout)");
+        tracing::warn!("stopped with unfinished work after http.shutdown_timeout");
         Ok(ExitCode::FAILURE)
     }
 }

@@ -1,4 +1,4 @@
-//! `weir slots`: loads events from a file, and says when a load would be done.
+//! `weir slots`: assigns slots to the events of a file, and forecasts a load.
 
 mod events;
 mod import;
@@ -13,13 +13,12 @@ use crate::client::Client;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotsCommand {
-    /// Give every event of a file a slot; running it again goes on where it ended
+    /// Assign a slot to every event of a file; run it again to resume
     Import(import::ImportArgs),
-    /// Say when a load would be done, without assigning it
+    /// Forecast when a load would be done, without assigning it
     Forecast(ForecastArgs),
 }
 
-/// Where the server is.
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct ServerArgs {
@@ -32,13 +31,13 @@ pub(crate) struct ServerArgs {
 pub(crate) struct ForecastArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The config the events follow
+    /// The slot config of the events
     #[arg(long, value_name = "NAME")]
     config: String,
-    /// When they want to run, such as 2026-01-01T12:00:00Z
+    /// The requested time, such as 2026-01-01T12:00:00Z
     #[arg(long, value_name = "TIME")]
     time: String,
-    /// How many they are
+    /// The number of events
     #[arg(long, value_name = "COUNT")]
     events: u64,
 }

@@ -1,4 +1,4 @@
-//! `weir token`: a token signed with the server's own secret, for trying things out and for scripts.
+//! `weir token`: prints a token signed with the server's own secret, for experiments and scripts.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,22 +16,22 @@ use weir_server::settings::source::Sources;
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct TokenArgs {
-    /// Who the token is for, such as a@b.c
+    /// The subject of the token, such as a@b.c
     #[arg(long)]
     sub: String,
-    /// The tenant whose data it opens
+    /// The tenant whose data it gives access to
     #[arg(long)]
     tenant: Option<String>,
-    /// What it allows, such as requests:create,requests:read
+    /// The scopes, such as requests:create,requests:read
     #[arg(long, value_delimiter = ',')]
     scope: Vec<String>,
-    /// How long it is good for
+    /// How long it is valid
     #[arg(long, default_value = "1h", value_parser = parse_ttl)]
     ttl: Duration,
     /// The server's data directory [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
-    /// The server's file of settings [env: WEIR_CONFIG] [default: weir.toml if present]
+    /// The server's configuration file [env: WEIR_CONFIG] [default: weir.toml if present]
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
 }
@@ -45,12 +45,12 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(!arguments.sub.is_empty(), "--sub must not be empty");
     anyhow::ensure!(
         settings.auth.jwks_file.is_none(),
-        "WEIR_JWKS_FILE is set, so the server takes tokens of those keys alone; sign them where the private keys are"
+        "WEIR_JWKS_FILE is set, so the server accepts only tokens signed with those keys; sign them where the private keys are"
     );
     let data = &settings.process.data;
     anyhow::ensure!(
         settings.auth.jwt_secret.is_some() || data.join(JWT_SECRET.file).exists(),
-        "there is no {} in {}: start the server once, or name its directory with --data",
+        "no {} in {}: start the server once, or pass its data directory with --data",
         JWT_SECRET.file,
         data.display()
     );

@@ -1,8 +1,8 @@
-//! After a run: whether the server did what it answered. A rate without this would mean nothing.
+//! Checks after a run whether the server did what its responses said. Without this, a rate means nothing.
 //!
-//! The books have to balance in every reading, hold at least the 2xx answers that were counted (those of the warm-up
-//! come on top), and agree with the users' own counts; and the sender has to deliver all of it. Where messages go to
-//! Kafka nobody keeps books of them, and the server's own metrics have to do.
+//! Every audit must balance, contain at least the counted 2xx responses (those of the warm-up come on top), and agree
+//! with the users' own counts; and the sender must deliver everything. If messages go to Kafka there is no ledger of
+//! them, so the server's metrics are used.
 
 use std::time::{Duration, Instant};
 
@@ -16,26 +16,25 @@ use crate::results::Sender;
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 
-/// What a run's answers said.
+/// What the responses of a run promise.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Promises {
     pub(crate) users: u64,
-    /// Messages for which the answer was 2xx, those of the warm-up left out.
+    /// Messages with a 2xx response, without those of the warm-up.
     pub(crate) accepted: u64,
-    /// Whether the store keeps books of messages.
+    /// Whether the store has a ledger of messages.
     pub(crate) has_ledger: bool,
-    /// Whether a message is counted before it is queued, and stays counted when that fails.
+    /// Whether a message is counted before it is queued, and stays counted if that fails.
     pub(crate) counts_first: bool,
 }
 
-/// What was found.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     pub(crate) sender: Option<Sender>,
     pub(crate) failures: Vec<String>,
 }
 
-/// One reading of the books.
+/// The result of one audit.
 #[derive(Debug)]
 struct Books {
     ok: bool,
@@ -46,7 +45,7 @@ struct Books {
     text: String,
 }
 
-/// Waits for the sender, a minute at most, and checks everything on the way.
+/// Waits up to a minute for the sender, and checks every audit meanwhile.
 pub(crate) async fn hold_to_account(url: &str, admin_key: &str, promises: Promises) -> Audit {
     let client = Client::new(url).with_header("x-admin-key", admin_key);
     let mut audit = Audit::default();
@@ -94,7 +93,7 @@ async fn read_books(client: &Client, has_ledger: bool) -> Result<Books> {
         let metrics = String::from_utf8_lossy(&response.body);
         let counter = |name: &str, outcome: &str| counter(&metrics, name, outcome);
         books.accepted = counter("weir_quota_sends_total", "accepted")?;
-        // A message may be delivered twice.
+        // Messages may be delivered more than once.
         let sent = counter("weir_quota_deliveries_total", "sent")?;
         books.in_flight = books.accepted.saturating_sub(sent);
         books.undelivered = counter("weir_quota_deliveries_total", "malformed")?;
@@ -108,8 +107,7 @@ fn counter(metrics: &str, name: &str, outcome: &str) -> Result<u64> {
     value.and_then(|value| value.parse().ok()).with_context(|| format!("GET /metrics has no {name}"))
 }
 
-/// The books of everything. Under a backlog the count may take longer than the API allows, which is a 503 and worth
-/// another try.
+/// Reads the whole audit. With a backlog the count may take longer than the API allows; the resulting 503 is retried.
 pub(crate) async fn read_all(client: &Client) -> Result<Value> {
     let deadline = Instant::now() + CAUGHT_UP_WITHIN;
     loop {
@@ -117,8 +115,8 @@ pub(crate) async fn read_all(client: &Client) -> Result<Value> {
         if response.status == 200 {
             return Ok(response.json());
         }
-        let patient = response.status == 503 && Instant::now() < deadline;
-        ensure!(patient, "GET /admin/audit answered {}", response.status);
+        let may_retry = response.status == 503 && Instant::now() < deadline;
+        ensure!(may_retry, "GET /admin/audit answered {}", response.status);
         sleep(POLL).await;
     }
 }
@@ -138,7 +136,7 @@ fn parse(answer: &Value) -> Result<Books> {
     })
 }
 
-/// What each user's own row says, added up.
+/// Adds up the counts of all users.
 async fn sum_of_counts(client: &Client, keys: u64) -> Result<u64> {
     let mut sum = 0;
     for key in 0..keys {

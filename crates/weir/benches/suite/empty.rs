@@ -1,4 +1,4 @@
-//! The baseline of the embedded engine: an axum handler that does nothing, given the same bytes.
+//! The baseline of the embedded engine: an axum handler that does nothing, with the same request bytes.
 
 use anyhow::{Context as _, Result};
 

@@ -1,4 +1,4 @@
-//! AI calls through the gateway, next to the same calls through nginx and to no gateway at all; and checks of a policy.
+//! Compares AI calls through the gateway with calls through nginx and without a gateway; and checks of a policy.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -17,28 +17,28 @@ use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, SPREAD};
 
 const PATH: &str = "/api/v1/ai/chat";
-/// What no run reaches.
+/// A limit that no run reaches.
 const UNREACHABLE: &str = "2147483647";
 const POLICY: &str = "bench";
-/// Of tokens that are there before the server is.
+/// The secret of tokens that are signed before the server starts.
 const SECRET: (&str, &str) = ("WEIR_JWT_SECRET", "a secret that is good enough for a measurement");
 
-/// Calls a second, and the connections they come by, where latency is what is measured.
+/// Calls per second, and their connections, where latency is measured.
 const RATE: u32 = 500;
 const RATE_CONNECTIONS: usize = 16;
 
-/// What the gateway adds to a call.
+/// The latency that the gateway adds to a call.
 pub(crate) struct AddedLatency {
     pub(crate) direct: Row,
     pub(crate) through: Row,
     pub(crate) p99_ms: f64,
 }
 
-/// The upstream of both: a handler that does nothing, and a caller's token.
+/// The upstream of both gateways: a handler that does nothing. Also holds a caller's token.
 pub(crate) struct Upstream {
     process: Process,
     url: String,
-    /// As good as any for nginx, which only looks at the header.
+    /// nginx only reads the header and does not verify it.
     authorization: String,
 }
 
@@ -52,7 +52,6 @@ impl Upstream {
         Ok(Self { process, url, authorization: token("")? })
     }
 
-    /// Calls through nginx.
     pub(crate) async fn measure_nginx(&self, bench: &Bench) -> Result<Row> {
         let name = "nginx with limit_req";
         eprintln!("measuring: {name}");
@@ -64,7 +63,6 @@ impl Upstream {
         Ok(row)
     }
 
-    /// Calls through Weir.
     pub(crate) async fn measure_weir(&self, bench: &Bench) -> Result<Run> {
         let name = "weir embedded, AI calls";
         eprintln!("measuring: {name}");
@@ -72,14 +70,14 @@ impl Upstream {
         let mut server = Process::spawn(self.serve(&directory.join("data")), &directory)?;
         let url = server.ready_url().await.context("start weir")?;
         let report = self.load(bench, name, &url).await?;
-        let mut failures = passed_on(&url, &report).await?;
+        let mut failures = check_forwarded(&url, &report).await?;
         if let Err(error) = server.stop().await {
             failures.push(format!("{name}: {error:#}"));
         }
         Ok(Run { row: Row::from_report(&report), failures })
     }
 
-    /// A server in front of it, whose limits no run reaches.
+    /// Returns a server in front of the upstream, with limits that no run reaches.
     fn serve(&self, data: &Path) -> Command {
         let mut command = serve(data, Engines::EMBEDDED);
         command.env("WEIR_AI_UPSTREAM", &self.url).env(SECRET.0, SECRET.1);
@@ -102,7 +100,7 @@ impl Upstream {
         Template::post_json_with(HOST, PATH, &headers, &body)
     }
 
-    /// What the gateway adds to a call, at a rate that leaves everybody time.
+    /// Measures the latency that the gateway adds to a call, at a rate far below saturation.
     pub(crate) async fn measure_added(&self, bench: &Bench) -> Result<AddedLatency> {
         let direct =
             self.load_at_rate(bench, &format!("AI calls without a gateway, {RATE}/s"), &self.url).await?;
@@ -134,8 +132,8 @@ impl Upstream {
     }
 }
 
-/// Every answer that the generator got came from the upstream, and told of a limit.
-async fn passed_on(url: &str, report: &Report) -> Result<Vec<String>> {
+/// Checks that every response came from the upstream.
+async fn check_forwarded(url: &str, report: &Report) -> Result<Vec<String>> {
     let metrics = Client::new(url).get("/metrics").await.context("read the metrics")?;
     let text = String::from_utf8_lossy(&metrics.body).into_owned();
     let line = text.lines().find(|line| line.starts_with("weir_ai_calls_total{outcome=\"answered\"}"));
@@ -144,7 +142,7 @@ async fn passed_on(url: &str, report: &Report) -> Result<Vec<String>> {
     Ok((answered < report.expected()).then_some(failure).into_iter().collect())
 }
 
-/// Checks of one policy for many keys, one a call.
+/// Measures checks of one policy with one key per call.
 pub(crate) async fn measure_check(bench: &Bench) -> Result<Run> {
     let name = "weir embedded, POST /v1/check";
     eprintln!("measuring: {name}");
@@ -173,7 +171,7 @@ pub(crate) async fn measure_check(bench: &Bench) -> Result<Run> {
     Ok(Run { row: Row::from_report(&report), failures: failures.into_iter().collect() })
 }
 
-/// A closed loop over this many keys.
+/// Returns the options of a closed loop over this many keys.
 pub(crate) fn options(bench: &Bench, keys: u64) -> LoadOptions {
     let Bench { connections, warmup, duration, .. } = *bench;
     LoadOptions { connections, warmup, duration, keys, ..LoadOptions::default() }

@@ -1,5 +1,5 @@
-//! A Kafka of the suite's own, and the baseline of Weir with it: for each request one transaction that locks the row,
-//! publishes one event, waits for the broker's word, and counts.
+//! A private Kafka, and the baseline of Weir with Kafka: per request, one transaction that locks the row, publishes
+//! one event, waits for its confirmation, and counts.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::postgres::{FIRST_KEY, Postgres};
 use crate::results::{Row, percentiles_ms};
 
 const CONNECTIONS: usize = 32;
-/// Not Weir's, so that no sender takes from it.
+/// Not a topic of Weir, so that no sender takes from it.
 const TOPIC: &str = "baseline";
 const SELECT: &str = "SELECT rate_limit, time_window, current_count, last_refresh_time
                       FROM rate_limit_store WHERE user_id = $1 FOR UPDATE";
@@ -43,15 +43,14 @@ impl Kafka {
     }
 }
 
-/// The baseline on one hot row.
 pub(crate) struct Baseline<'a> {
     postgres: &'a Postgres,
     publisher: KafkaPublisher,
 }
 
-/// What one connection did in the measured time.
+/// The transactions of one connection in the measured time.
 #[derive(Default)]
-struct Done {
+struct ConnectionResults {
     latencies_us: Vec<u64>,
     failed: u64,
 }
@@ -85,7 +84,7 @@ impl<'a> Baseline<'a> {
     }
 }
 
-/// What the hot row counts.
+/// Returns the count of the hot row.
 async fn count(database: &Database) -> Result<u64> {
     let sql = format!("SELECT current_count FROM rate_limit_store WHERE user_id = '{FIRST_KEY}'");
     let rows = database.query_strings(&sql).await;
@@ -93,17 +92,17 @@ async fn count(database: &Database) -> Result<u64> {
     count.parse().context("a count is a number")
 }
 
-/// One transaction after another, on a connection of their own.
+/// Runs one transaction after another on its own connection.
 async fn repeat(
     database: &Database,
     publisher: &KafkaPublisher,
     measure_from: Instant,
     end: Instant,
-) -> Result<Done> {
+) -> Result<ConnectionResults> {
     let key = FIRST_KEY.to_string();
     let client = database.connect().await?;
     let (select, update) = (client.prepare(SELECT).await?, client.prepare(UPDATE).await?);
-    let mut done = Done::default();
+    let mut done = ConnectionResults::default();
     loop {
         let began = Instant::now();
         if began >= end {
@@ -111,8 +110,8 @@ async fn repeat(
         }
         client.batch_execute("BEGIN").await?;
         client.query_one(&select, &[&key]).await?;
-        let fates = publisher.publish(TOPIC, vec![event(&key)]).await;
-        let confirmed = fates.iter().all(PublishOutcome::is_confirmed);
+        let outcomes = publisher.publish(TOPIC, vec![event(&key)]).await;
+        let confirmed = outcomes.iter().all(PublishOutcome::is_confirmed);
         if confirmed {
             client.execute(&update, &[&key]).await?;
         }
@@ -131,7 +130,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// As long as Weir's, and saying the same.
+/// An event with the same content and length as Weir's.
 fn event(user: &str) -> OutgoingEvent {
     let payload = json!({
         "messageId": "019a8b4e-5c1f-7000-8000-0123456789ab",

@@ -1,9 +1,9 @@
-//! `cargo bench -p weir --bench suite`: Weir next to what it is compared with, in one run on one machine.
+//! `cargo bench -p weir --bench suite`: compares Weir with its baselines in one run on one machine.
 //!
-//! This file has the order of the runs and the targets. Each ratio's two sides are adjacent in time, and a baseline that is
-//! another server is the mean of a run before and a run after, so that a machine that speeds up or slows down bends a ratio
-//! little; throttlecrab, connections and added latency have one run. How a number is taken is left to the modules;
-//! docs/performance.md says what it means.
+//! This file defines the order of the runs and the targets. The two sides of a ratio are measured one after the other,
+//! and a baseline that is another server is the mean of a run before and a run after, so that a machine that changes
+//! its speed distorts a ratio little; throttlecrab, connections and added latency have one run. The other modules
+//! measure; docs/performance.md explains the numbers.
 
 mod audit;
 mod empty;
@@ -44,13 +44,14 @@ use crate::table::spread;
 use crate::weir::{Engines, Load};
 use weir_testkit::postgres::Database;
 
-/// Users the messages are spread over: one hot key, and many.
+/// The number of users: one hot key, or many.
 const HOT: u64 = 1;
 const SPREAD: u64 = 10_000;
 
-/// Callers of a closed loop: those for whom latency has targets, and a crowd that is never all waiting for the same commit.
+/// Connections of a closed loop: a number that has latency targets, and one so large that they never all wait for the
+/// same commit.
 const CONNECTIONS: usize = 128;
-const CROWD: usize = 512;
+const MANY_CONNECTIONS: usize = 512;
 
 const EMBEDDED_TARGETS: [(u64, f64); 2] = [(HOT, 0.68), (SPREAD, 0.58)];
 const POSTGRES_TARGETS: [(u64, f64); 2] = [(HOT, 15.0), (SPREAD, 2.5)];
@@ -84,34 +85,34 @@ const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
 
-/// Weir next to an empty handler, to one transaction a request, and to Redis alone.
+/// Compares Weir with an empty handler, with one transaction per request, and with Redis alone.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure for 2 s each instead of 8 s, and load a tenth of the events: to see that it works, not to quote
+    /// Measure for 2 s each instead of 8 s, and load a tenth of the events: to test the suite, not to quote
     #[arg(long)]
     quick: bool,
-    /// Keep the results of each part in bench/results/ and generate the table in docs/performance.md
+    /// Save the results of each part in bench/results/ and generate the table in docs/performance.md
     #[arg(long)]
     record: bool,
     /// Fail when a target is missed, not only when a check fails
     #[arg(long)]
     strict: bool,
-    /// Run these parts alone
+    /// Run only these parts
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
     only: Vec<Part>,
-    /// Measure this binary too, by turns with the one that was just built
+    /// Also measure this binary, alternating with the one that was just built
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// Jobs of request after which a claim is timed again [default: 200000]
+    /// The number of jobs of request after which a claim is timed again [default: 200000]
     #[arg(long, value_name = "COUNT")]
     jobs: Option<u64>,
-    /// Leave out what needs Kafka, which needs Java
+    /// Skip what needs Kafka, which needs Java
     #[arg(long)]
     without_kafka: bool,
-    /// What cargo adds for `cargo bench` and leaves out for `cargo test`
+    /// Passed by `cargo bench` but not by `cargo test`
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -132,19 +133,19 @@ enum Part {
     Process,
 }
 
-/// What every measurement is given.
+/// The parameters of every measurement.
 #[derive(Clone)]
 struct Bench {
-    /// Goes with the last clone.
+    /// Deleted with the last clone.
     _scratch: Arc<TempDir>,
-    /// Holds the data directories and the servers' logs.
+    /// Contains the data directories and the servers' logs.
     directory: PathBuf,
     warmup: Duration,
     duration: Duration,
     connections: usize,
-    /// Of a bulk load.
+    /// Events of a bulk load.
     events: u64,
-    /// Of request, to see what they leave behind.
+    /// Jobs of request, to measure their effect on later claims.
     jobs: u64,
 }
 
@@ -169,23 +170,23 @@ impl Bench {
         &self.directory
     }
 
-    /// The same with a directory of its own.
+    /// Returns a copy with its own directory.
     fn in_directory(&self, name: &str) -> Result<Self> {
         let directory = self.directory.join(name);
         std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
         Ok(Self { directory, ..self.clone() })
     }
 
-    /// The same for a crowd.
-    fn crowded(&self) -> Self {
-        Self { connections: CROWD, ..self.clone() }
+    /// Returns a copy with many connections.
+    fn with_many_connections(&self) -> Self {
+        Self { connections: MANY_CONNECTIONS, ..self.clone() }
     }
 
-    /// What a run is called: what sets it apart, and how many call where they are not as many as ever.
+    /// Returns the name of a run, with the number of connections if it is not the usual one.
     fn name(&self, what: &str) -> String {
         match self.connections {
             CONNECTIONS => what.to_owned(),
-            others => format!("{what}, {others} connections"),
+            connections => format!("{what}, {connections} connections"),
         }
     }
 }
@@ -218,13 +219,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.record {
         record::publish()?;
     }
-    // The binary from before owes nothing.
+    // The earlier binary has no targets to meet.
     let failed =
         all.first().is_some_and(|now| !now.failures.is_empty() || arguments.strict && !now.meets_targets());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Dropping the work stops every process it started.
+/// Runs the work until a signal arrives. Dropping it stops every process it started.
 async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     tokio::select! {
@@ -234,7 +235,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<
     }
 }
 
-/// Measures every part with each binary, one after the other, so that a machine that speeds up or slows down treats them alike.
+/// Measures every part with each binary in turn, so that a machine that changes its speed affects them alike.
 async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
     let bench = Bench::new(arguments.quick, arguments.jobs)?;
     let without_kafka = arguments.without_kafka;
@@ -259,12 +260,12 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
             process::set_server(server.as_deref());
             let bench = bench
                 .in_directory(&format!("{part:?}-{}", if server.is_some() { "before" } else { "now" }))?;
-            let mut of_part = Results { rows: Vec::new(), targets: Vec::new(), ..results.clone() };
-            part.measure(&bench, without_kafka, &mut of_part).await?;
+            let mut part_results = Results { rows: Vec::new(), targets: Vec::new(), ..results.clone() };
+            part.measure(&bench, without_kafka, &mut part_results).await?;
             if arguments.record && server.is_none() {
-                record::save(*part, &of_part)?;
+                record::save(*part, &part_results)?;
             }
-            results.append(of_part);
+            results.append(part_results);
         }
     }
     Ok(all)
@@ -275,7 +276,7 @@ impl Part {
         match self {
             Self::Embedded => {
                 measure_embedded(bench, results).await?;
-                measure_embedded(&bench.crowded(), results).await
+                measure_embedded(&bench.with_many_connections(), results).await
             }
             Self::Refusals => measure_refusals(bench, results).await,
             Self::Connections => measure_connections(bench, results).await,
@@ -300,10 +301,11 @@ async fn measure_embedded(bench: &Bench, results: &mut Results) -> Result<()> {
         let run = weir::measure(bench, Engines::EMBEDDED, Load::Accepted { keys }).await?;
         let after = empty::measure(bench).await?;
         let name = format!("{} / {}", run.row.name, before.name);
-        // How long somebody waits has a target for a few callers alone: a crowd is in its own way.
-        let is_crowd = bench.connections == CROWD;
+        // Latency has a target for few connections only: many connections wait for each other.
+        let has_many_connections = bench.connections == MANY_CONNECTIONS;
         let around = [&before, &after];
-        let ratio = if is_crowd { results.relate(run, around) } else { results.record(run, around) };
+        let ratio =
+            if has_many_connections { results.relate(run, around) } else { results.record(run, around) };
         results.target(&name, ratio, Bound::AtLeast(at_least), "×");
         results.rows.push(after.clone());
         before = after;
@@ -343,7 +345,7 @@ async fn measure_postgres(bench: &Bench, results: &mut Results) -> Result<()> {
     Ok(())
 }
 
-/// The target is for the faster of the two ways that messages can take from there.
+/// The target is for the faster of the two brokers.
 async fn measure_redis(bench: &Bench, without_kafka: bool, results: &mut Results) -> Result<()> {
     let (postgres, redis) = (Postgres::start().await?, Redis::start().await?);
     let kafka = if without_kafka { None } else { Some(Kafka::start().await?) };
@@ -390,7 +392,7 @@ async fn measure_kafka(bench: &Bench, results: &mut Results) -> Result<()> {
 async fn measure_slot(bench: &Bench, results: &mut Results) -> Result<()> {
     let run = slot::bulk::measure(bench, Engines::EMBEDDED, 1).await?;
     results.rate_target(&run.row, SLOT_EMBEDDED_TARGET_PER_S);
-    results.take(run);
+    results.add(run);
     let postgres = Postgres::start().await?;
     let baseline = slot::Baseline::new(bench, &postgres).await?;
     results.note(postgres.conditions().await?);
@@ -408,18 +410,18 @@ async fn measure_slot(bench: &Bench, results: &mut Results) -> Result<()> {
     let run = slot::bulk::measure_on_postgres(bench, &postgres, SLOT_BULKS_AT_ONCE).await?;
     let name = format!("{} / {}", run.row.name, one_bulk.0);
     let ratio = run.row.requests_per_s / one_bulk.1;
-    results.take(run);
+    results.add(run);
     results.target(&name, ratio, Bound::AtLeast(SLOT_BULKS_AT_ONCE_TARGET), "×");
     let run = slot::single::measure(bench, &postgres).await?;
     results.rate_target(&run.row, SLOT_SINGLE_TARGET_PER_S);
-    results.take(run);
+    results.add(run);
     let slot::full::Found { runs, name, ratio } = slot::full::measure(bench, &postgres).await?;
-    runs.into_iter().for_each(|run| results.take(run));
+    runs.into_iter().for_each(|run| results.add(run));
     results.target(&name, ratio, Bound::Below(SLOT_FULL_WINDOWS_TARGET), "×");
     Ok(())
 }
 
-/// A run on an empty database, which is gone afterwards.
+/// Runs on an empty database, which is dropped afterwards.
 async fn on_postgres(bench: &Bench, postgres: &Postgres, others: Engines<'_>, load: Load) -> Result<Run> {
     let database = postgres.database().await;
     let run = weir::measure(bench, Engines { postgres: Some(database.url()), ..others }, load).await?;
@@ -427,9 +429,9 @@ async fn on_postgres(bench: &Bench, postgres: &Postgres, others: Engines<'_>, lo
     Ok(run)
 }
 
-/// Accepting is compared with an empty handler; the rest has targets of its own.
+/// Accepting is compared with an empty handler; the other runs have absolute targets.
 async fn measure_request(bench: &Bench, results: &mut Results) -> Result<()> {
-    for bench in [&bench.crowded(), bench] {
+    for bench in [&bench.with_many_connections(), bench] {
         let before = empty::measure(bench).await?;
         results.rows.push(before.clone());
         let run = request::accept::measure(bench, Engines::EMBEDDED).await?;
@@ -454,21 +456,22 @@ async fn measure_request(bench: &Bench, results: &mut Results) -> Result<()> {
     postgres.drop_database(database).await?;
     let bound = Bound::Below(REQUEST_AT_RATE_P99_TARGET_MS);
     results.target(&format!("{}, p99", run.row.name), run.row.p99_ms.unwrap_or(f64::NAN), bound, "ms");
-    results.take(run);
+    results.add(run);
     let run = request::whole::measure(bench, Engines::EMBEDDED).await?;
-    results.take(run);
+    results.add(run);
     let database = postgres.database().await;
     let run = request::whole::measure(bench, on(&database)).await?;
     postgres.drop_database(database).await?;
     results.rate_target(&run.row, REQUEST_WHOLE_TARGET_PER_S);
-    results.take(run);
+    results.add(run);
     let database = postgres.database().await;
     let run = request::wake::measure(bench, on(&database)).await?;
     postgres.drop_database(database).await?;
     let bound = Bound::Below(REQUEST_WAKE_P50_TARGET_MS);
     results.target(&format!("{}, p50", run.row.name), run.row.p50_ms.unwrap_or(f64::NAN), bound, "ms");
-    results.take(run);
-    let request::jobs::Found { name, ratio, note } = request::jobs::measure(&postgres, bench.jobs).await?;
+    results.add(run);
+    let request::jobs::ClaimComparison { name, ratio, note } =
+        request::jobs::measure(&postgres, bench.jobs).await?;
     results.target(&name, ratio, Bound::Below(REQUEST_JOBS_TARGET), "×");
     results.note([note]);
     Ok(())
@@ -478,7 +481,7 @@ fn on(database: &Database) -> Engines<'_> {
     Engines { postgres: Some(database.url()), ..Engines::EMBEDDED }
 }
 
-/// Connections that are closed after ten requests, next to those that last.
+/// Compares connections that are closed after ten requests with keep-alive connections.
 async fn measure_connections(bench: &Bench, results: &mut Results) -> Result<()> {
     let weir::Connections { lasting, short } = weir::measure_connections(bench).await?;
     let name = format!("{} / {}", short.name, lasting.name);
@@ -488,7 +491,7 @@ async fn measure_connections(bench: &Bench, results: &mut Results) -> Result<()>
     Ok(())
 }
 
-/// The gateway next to nginx in front of the same upstream, and what it adds to a call.
+/// Compares the gateway with nginx in front of the same upstream, and measures what it adds to a call.
 async fn measure_gateway(bench: &Bench, results: &mut Results) -> Result<()> {
     let upstream = gateway::Upstream::start(bench).await?;
     let before = upstream.measure_nginx(bench).await?;
@@ -504,7 +507,7 @@ async fn measure_gateway(bench: &Bench, results: &mut Results) -> Result<()> {
     upstream.stop().await
 }
 
-/// Checks of a policy next to an empty handler, and to a server that does nothing else.
+/// Compares checks of a policy with an empty handler, and with a server that does nothing else.
 async fn measure_check(bench: &Bench, results: &mut Results) -> Result<()> {
     let before = empty::measure(bench).await?;
     results.rows.push(before.clone());
@@ -551,13 +554,14 @@ async fn measure_sale(bench: &Bench, results: &mut Results) -> Result<()> {
     let database = postgres.database().await;
     let run = sale::measure(bench, on(&database), sale::Load::Attempts).await?;
     postgres.drop_database(database).await?;
-    results.take(run);
+    results.add(run);
     sale::script::compare(bench, &postgres, results, SALE_REDIS_TARGET).await?;
-    let sale::listeners::Found { told_ms, kb_each, failures } = sale::listeners::measure(bench).await?;
+    let sale::listeners::StreamResults { notified_ms, kb_each, failures } =
+        sale::listeners::measure(bench).await?;
     let count = sale::listeners::COUNT;
     results.target(
         &format!("sold out, until {count} streams have it"),
-        told_ms,
+        notified_ms,
         Bound::Below(SALE_TOLD_TARGET_MS),
         "ms",
     );

@@ -1,4 +1,4 @@
-//! The baseline of the gateway: Debian's nginx, with a limit for each caller, in front of the same upstream.
+//! The baseline of the gateway: Debian's nginx with a rate limit per caller, in front of the same upstream.
 
 use std::fs;
 use std::path::Path;
@@ -14,14 +14,12 @@ use crate::process::Process;
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
 
-/// An nginx that runs.
 pub(crate) struct Nginx {
     process: Process,
     pub(crate) url: String,
 }
 
 impl Nginx {
-    /// Starts it in `directory`, in front of `upstream`.
     pub(crate) async fn start(directory: &Path, upstream: &str) -> Result<Self> {
         let program = weir_testkit::nginx().map_err(|problem| anyhow!("no nginx: {problem}"))?;
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
@@ -46,8 +44,8 @@ impl Nginx {
     }
 }
 
-/// As people set it up for this: a worker a core, connections to the upstream kept, no log of calls. The limit is one that
-/// no run reaches, and a million callers have room, as in Weir.
+/// A usual configuration for this: one worker per core, keep-alive connections to the upstream, no access log. No run
+/// reaches the limit, and there is room for a million callers, as in Weir.
 fn configuration(directory: &Path, port: u16, upstream: &str) -> String {
     let directory = directory.display();
     let upstream = upstream.trim_start_matches("http://");

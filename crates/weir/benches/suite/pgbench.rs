@@ -1,5 +1,5 @@
-//! pgbench on the PostgreSQL that Weir then runs on, and the baseline of quota there: one `SELECT … FOR UPDATE; UPDATE`
-//! transaction a request.
+//! pgbench on the PostgreSQL that Weir runs on next, and the baseline of quota: one `SELECT … FOR UPDATE; UPDATE`
+//! transaction per request.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,24 +23,22 @@ UPDATE rate_limit_store SET current_count = current_count + 1 WHERE user_id = :k
 COMMIT;
 ";
 const CLIENTS: &str = "32";
-/// What pgbench may take beyond its time, connecting included.
+/// The time that pgbench may take in addition, for example to connect.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// pgbench on the baselines' database.
 pub(crate) struct Pgbench {
     program: PathBuf,
     url: String,
     directory: PathBuf,
 }
 
-/// What it says of a script.
+/// The result of a script.
 pub(crate) struct Measured {
     pub(crate) row: Row,
-    /// How many transactions it made, those of the warm-up included.
+    /// The number of transactions, including those of the warm-up.
     pub(crate) transactions: usize,
 }
 
-/// The baseline of quota.
 pub(crate) struct Baseline<'a> {
     postgres: &'a Postgres,
     pgbench: Pgbench,
@@ -52,7 +50,7 @@ impl<'a> Baseline<'a> {
         Ok(Self { postgres, pgbench: Pgbench::new(bench, postgres, "quota", SCRIPT)? })
     }
 
-    /// Transactions a second on one hot row or over many.
+    /// Measures transactions per second on one hot row or over many.
     pub(crate) async fn measure(&self, bench: &Bench, keys: u64) -> Result<Row> {
         let name = format!("pgbench, {}", spread(keys, "row"));
         eprintln!("measuring: {name}");
@@ -63,7 +61,7 @@ impl<'a> Baseline<'a> {
 }
 
 impl Pgbench {
-    /// For one script; `what` it is the baseline of names its directory.
+    /// Prepares a script. `what` it is the baseline of names its directory.
     pub(crate) fn new(bench: &Bench, postgres: &Postgres, what: &str, script: &str) -> Result<Self> {
         let program = postgres.bin_dir()?.join("pgbench");
         let url = postgres.baselines().url().to_owned();
@@ -77,7 +75,7 @@ impl Pgbench {
         format!("pgbench -c {CLIENTS} -j 2 -M prepared")
     }
 
-    /// Warms up, then measures transactions a second.
+    /// Warms up, then measures the transactions per second.
     pub(crate) async fn measure(
         &self,
         bench: &Bench,
@@ -94,7 +92,7 @@ impl Pgbench {
         Ok(Measured { row: Row::new(name, rate, p50_ms, p99_ms, failed), transactions })
     }
 
-    /// One pgbench: what it printed, and how long each transaction took.
+    /// Runs pgbench once. Returns its output and the latency of each transaction.
     async fn run(
         &self,
         duration: Duration,
@@ -102,7 +100,7 @@ impl Pgbench {
         what: &str,
     ) -> Result<(String, Vec<u64>)> {
         let directory = self.directory.join(what);
-        // The logs of an earlier run would count again.
+        // Otherwise the logs of an earlier run would count again.
         let _ = fs::remove_dir_all(&directory);
         let mut command = Command::new(&self.program);
         command
@@ -119,17 +117,17 @@ impl Pgbench {
     }
 }
 
-/// Third field of every line of pgbench's transaction logs, one file a thread.
+/// Reads the third field of every line of pgbench's transaction logs, one file per thread.
 fn latencies_us(directory: &Path) -> Result<Vec<u64>> {
-    let mut found = Vec::new();
+    let mut latencies = Vec::new();
     for entry in fs::read_dir(directory).context("list pgbench's logs")? {
         let entry = entry.context("list pgbench's logs")?;
         if entry.file_name().to_string_lossy().starts_with("transactions") {
             let text = fs::read_to_string(entry.path()).context("read a log of pgbench")?;
-            found.extend(text.lines().filter_map(|line| line.split(' ').nth(2)?.parse::<u64>().ok()));
+            latencies.extend(text.lines().filter_map(|line| line.split(' ').nth(2)?.parse::<u64>().ok()));
         }
     }
-    Ok(found)
+    Ok(latencies)
 }
 
 fn number_after<T: FromStr>(output: &str, words: &str) -> Result<T> {

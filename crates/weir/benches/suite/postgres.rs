@@ -1,4 +1,4 @@
-//! A PostgreSQL of the suite's own: as durable as it is asked to be, with a database for Weir and one for baselines.
+//! A private PostgreSQL with durable settings, with a database for Weir and one for baselines.
 
 use std::path::{Path, PathBuf};
 
@@ -7,16 +7,16 @@ use weir_testkit::postgres::{Database, Options, Server};
 
 use crate::SPREAD;
 
-/// The very table Weir uses.
+/// The table that Weir uses.
 const QUOTA_TABLE: &str = include_str!("../../../store-postgres/migrations/0001_quota.sql");
-/// Ten digits, as Weir's keys here end in.
+/// Ten digits, like the keys of Weir in this suite.
 pub(crate) const FIRST_KEY: u64 = 1_000_000_000;
 const SETTINGS: [(&str, &str); 4] =
     [("fsync", "on"), ("synchronous_commit", "on"), ("shared_buffers", "256MB"), ("max_connections", "100")];
 
 pub(crate) struct Postgres {
     server: Server,
-    /// The baselines' own.
+    /// The database of the baselines.
     database: Database,
 }
 
@@ -30,14 +30,14 @@ impl Postgres {
         Ok(Self { server, database })
     }
 
-    /// What to know about it; an error when it is not as durable as it was asked to be.
+    /// Returns notes about it; fails if it is not as durable as configured.
     pub(crate) async fn conditions(&self) -> Result<Vec<String>> {
         let durable = "SELECT current_setting('fsync'), current_setting('synchronous_commit'),
                        current_setting('full_page_writes'), current_setting('server_version')";
         let rows = self.database.query_strings(durable).await;
         let values: Vec<&str> = rows.iter().flatten().flatten().map(String::as_str).collect();
         let [fsync, commit, pages, version] = values[..] else {
-            bail!("PostgreSQL did not tell its settings: {values:?}");
+            bail!("PostgreSQL returned unexpected settings: {values:?}");
         };
         ensure!([fsync, commit, pages] == ["on"; 3], "PostgreSQL is not durable: {values:?}");
         let mut notes =
@@ -48,17 +48,17 @@ impl Postgres {
         Ok(notes)
     }
 
-    /// Where PostgreSQL's programs are.
+    /// Returns the directory of PostgreSQL's programs.
     pub(crate) fn bin_dir(&self) -> Result<PathBuf> {
         self.server.bin_dir().context("pgbench is needed, so PostgreSQL must be installed here")
     }
 
-    /// The baselines' database, as it is.
+    /// Returns the database of the baselines.
     pub(crate) fn baselines(&self) -> &Database {
         &self.database
     }
 
-    /// The same, with quota's table and a row for each key in it.
+    /// Returns the database of the baselines, with quota's table and a row per key in it.
     pub(crate) async fn quota_baseline(&self) -> &Database {
         let exists = "SELECT 1 FROM pg_tables WHERE tablename = 'rate_limit_store'";
         if self.database.query_strings(exists).await.is_empty() {
@@ -72,24 +72,24 @@ impl Postgres {
         &self.database
     }
 
-    /// Clears what an earlier run has left to be cleared, for a baseline on `tables` that starts with no debts.
+    /// Vacuums `tables` after an earlier run, and writes a checkpoint.
     pub(crate) async fn tidy(&self, tables: &str) {
         self.database.execute(&format!("VACUUM ANALYZE {tables}")).await;
         self.settle().await;
     }
 
-    /// Writes out what earlier runs left dirty, so that each starts with the same debts: none.
+    /// Writes a checkpoint, so that each run starts without dirty pages of earlier ones.
     pub(crate) async fn settle(&self) {
         self.database.execute("CHECKPOINT").await;
     }
 
-    /// An empty database for Weir.
+    /// Creates an empty database for Weir.
     pub(crate) async fn database(&self) -> Database {
         self.settle().await;
         self.server.database("weir").await
     }
 
-    /// Removes it, so that no vacuum of its dead rows runs beside the next measurement.
+    /// Drops the database, so that no vacuum of its dead rows runs during the next measurement.
     pub(crate) async fn drop_database(&self, database: Database) -> Result<()> {
         let name = database.url().rsplit('/').next().context("a database URL ends in its name")?;
         self.database.execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
@@ -97,7 +97,7 @@ impl Postgres {
     }
 }
 
-/// Whether files there live in memory.
+/// Whether the directory is in memory (tmpfs).
 pub(crate) fn is_in_memory(directory: &Path) -> bool {
     const TMPFS_MAGIC: i128 = 0x0102_1994;
     rustix::fs::statfs(directory).is_ok_and(|stat| i128::from(stat.f_type) == TMPFS_MAGIC)

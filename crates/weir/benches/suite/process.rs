@@ -1,6 +1,7 @@
-//! Child processes: output to files, one way to find out that a server is ready, and an end on every path.
+//! Child processes: their output in files, a check that a server is ready, and termination on every path.
 //!
-//! A server logs a line for each message, so its output goes to a file, which wakes nobody, not to a pipe.
+//! A server logs a line per message. Its output goes to a file and not to a pipe, because writing to a file wakes no
+//! reader.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -15,25 +16,25 @@ use tokio::time::sleep;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
-/// What a process gets after SIGTERM when the suite itself is being ended.
+/// The time a process has after SIGTERM when the suite itself is terminated.
 const DROPPED_STOPS_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
 const SHOWN_BYTES: u64 = 4 * 1024;
 
-/// A running child. Dropped, it is sent SIGTERM and, should that not do, killed.
+/// A running child process. When dropped, it gets SIGTERM and, if that does not suffice, SIGKILL.
 pub(crate) struct Process {
     child: Child,
-    /// Where its output goes: `output.log` there.
+    /// The log file with its output.
     log: PathBuf,
 }
 
 impl Process {
-    /// Starts `command` in `directory`, which is created and takes its output.
+    /// Starts `command` in `directory`, which is created and gets the log file.
     pub(crate) fn spawn(command: Command, directory: &Path) -> Result<Self> {
         Self::start(command, directory, Stdio::from)
     }
 
-    /// The same, but its standard output is a pipe, to be read to its end.
+    /// Starts `command` with a pipe as its standard output, which the caller must read to the end.
     pub(crate) fn spawn_piped(command: Command, directory: &Path) -> Result<(Self, ChildStdout)> {
         let mut process = Self::start(command, directory, |_log| Stdio::piped())?;
         let stdout = process.child.stdout.take().context("stdout was piped")?;
@@ -54,12 +55,12 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits for the line that says `weir ready`, and returns the URL in it.
+    /// Waits for the line with `weir ready`, and returns the URL in it.
     pub(crate) async fn ready_url(&mut self) -> Result<String> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            // Asked before the log is read, so that an exit cannot overtake the last line.
-            let exited = self.child.try_wait().context("look after a child process")?;
+            // Checked before the log is read, so that the last line before an exit is not missed.
+            let exited = self.child.try_wait().context("check a child process")?;
             if let Some(url) = url_when_ready(&self.output()) {
                 return Ok(url);
             }
@@ -71,7 +72,7 @@ impl Process {
         }
     }
 
-    /// Waits for it to end by itself; past the limit it is stopped and that is an error.
+    /// Waits for the process to end by itself; fails after `limit`.
     pub(crate) async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -83,7 +84,7 @@ impl Process {
         }
     }
 
-    /// SIGTERM, and it has to end well.
+    /// Sends SIGTERM and waits; fails unless the process exits with success.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.terminate();
         let status = self.wait(STOPS_WITHIN).await.context("after SIGTERM")?;
@@ -91,7 +92,7 @@ impl Process {
         Ok(())
     }
 
-    /// The end of what it wrote so far; a file that cannot be read counts as nothing written.
+    /// Returns the end of its output so far, or nothing if the file cannot be read.
     pub(crate) fn output(&self) -> String {
         let read = || -> std::io::Result<Vec<u8>> {
             let mut file = File::open(&self.log)?;
@@ -105,7 +106,7 @@ impl Process {
     }
 
     fn terminate(&self) {
-        // A process that is gone already cannot be told to go.
+        // Fails only if the process has ended already.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
     }
 }
@@ -113,7 +114,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let deadline = Instant::now() + DROPPED_STOPS_WITHIN;
-        // The first look is before the signal: the number of a reaped process may be a stranger's by now.
+        // Checked before the signal: the id of a reaped process may belong to another process by now.
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
@@ -126,26 +127,25 @@ impl Drop for Process {
     }
 }
 
-/// The binary that serves, where it is not the one that was just built.
+/// The server binary, unless it is the one that was just built.
 static SERVER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// Has this binary serve from now on; without one, the one that was just built.
+/// Sets the server binary; `None` selects the one that was just built.
 pub(crate) fn set_server(path: Option<&Path>) {
     *SERVER.lock() = path.map(Path::to_owned);
 }
 
-/// The server under test.
 pub(crate) fn server() -> Command {
     let server = SERVER.lock().clone();
     server.map_or_else(weir, |path| without_settings(Command::new(path)))
 }
 
-/// The `weir` that was just built: it also is the empty handler, and signs tokens.
+/// The `weir` binary that was just built, which also provides the empty handler and signs tokens.
 pub(crate) fn weir() -> Command {
     without_settings(Command::new(env!("CARGO_BIN_EXE_weir")))
 }
 
-/// Leaves out every setting of the person who runs the suite.
+/// Removes all Weir settings from the environment.
 fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"WEIR_")) {
         command.env_remove(name);

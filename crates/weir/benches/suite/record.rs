@@ -1,5 +1,5 @@
-//! The published results: `bench/results/<part>.json` holds the latest run of each part, and the table in docs/performance.md
-//! is generated from all of them.
+//! The published results: `bench/results/<part>.json` contains the latest run of each part, and the table in
+//! docs/performance.md is generated from all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,6 @@ const END: &str = "<!-- /results -->";
 const HEADER: &str = "| measurement | requests/s | p50 ms | p99 ms | measured | target | |\n\
                       | --- | ---: | ---: | ---: | ---: | ---: | --- |\n";
 
-/// One run of one part.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Recording {
@@ -26,7 +25,7 @@ struct Recording {
     results: Results,
 }
 
-/// Writes the results of a part, in place of those of its last run.
+/// Saves the results of a part in place of its previous run.
 pub(crate) fn save(part: Part, results: &Results) -> Result<()> {
     let recording = Recording {
         part: format!("{part:?}").to_lowercase(),

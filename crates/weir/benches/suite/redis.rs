@@ -1,5 +1,5 @@
-//! A Redis of the suite's own, and the baseline of Weir with it: `redis-benchmark` calling Weir's own script, for one
-//! place of one user a call.
+//! A private Redis, and the baseline of Weir with Redis: `redis-benchmark` calling Weir's own script, for one unit of
+//! one user per call.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::results::Row;
 use crate::table::spread;
 
-/// A script of Weir with what Weir puts before it.
+/// A Lua script of Weir, with the part that Weir prepends.
 macro_rules! script {
     ($file:literal) => {
         concat!(
@@ -27,27 +27,28 @@ const SPEND: &str = script!("quota_spend.lua");
 const INSTALL: &str = script!("quota_install.lua");
 pub(crate) const BUY: &str = script!("sale_buy.lua");
 pub(crate) const OPEN: &str = script!("sale_open.lua");
-/// As long as Weir's keys here, with redis-benchmark's twelve digits.
+/// As long as Weir's keys in this suite, with the twelve digits of redis-benchmark.
 const KEY: &str = "RateLimiterCache:key-";
 pub(crate) const RANDOM_DIGITS: &str = "__rand_int__";
 /// As long as the epoch of a new database, and a nonce.
 const EPOCH: &str = "0";
 const NONCE: &str = "0123456789abcdef";
-/// More than any run takes.
-const PLACES: &str = "2147483647";
+/// More units than any run takes.
+const UNITS: &str = "2147483647";
 const WINDOW_MINUTES: u64 = 1440;
-/// Keys in one call when the hashes are made.
+/// Keys per call when the hashes are created.
 const KEYS_PER_CALL: u64 = 1_000;
 
-/// One thread and 50 connections: of what it offers the fastest here, since Redis has the other core to itself.
+/// One thread and 50 connections: the fastest of its settings here, since Redis has the other core to itself.
 const CLIENTS: &str = "50";
-/// Calls that warm up and tell how many fill the measured time: redis-benchmark takes a number, not a time.
+/// Calls of the warm-up, which also measures how many calls fill the measured time: redis-benchmark takes a number,
+/// not a duration.
 const FIRST_CALLS: u64 = 50_000;
 const MARGIN: Duration = Duration::from_secs(60);
 
 pub(crate) struct Redis {
     server: Server,
-    /// What Redis calls the script.
+    /// The SHA-1 by which Redis knows the script.
     sha: String,
 }
 
@@ -63,7 +64,6 @@ impl Redis {
         Ok(Self { server, sha })
     }
 
-    /// The server, to prepare and to look at.
     pub(crate) const fn server(&self) -> &Server {
         &self.server
     }
@@ -78,12 +78,12 @@ impl Redis {
         format!("Redis {version}: nothing is written to disk; redis-benchmark -c {CLIENTS} -P 1, one thread")
     }
 
-    /// Forgets everything but the scripts.
+    /// Deletes everything except the scripts.
     pub(crate) async fn clear(&self) {
         self.server.command(&["FLUSHALL", "SYNC"]).await;
     }
 
-    /// Calls a second of the bare script, of which every one counts.
+    /// Measures the calls per second of the bare script, and checks that every call counts.
     pub(crate) async fn measure(&self, bench: &Bench, keys: u64) -> Result<Row> {
         let name = format!("redis-benchmark, {}", spread(keys, "key"));
         eprintln!("measuring: {name}");
@@ -95,18 +95,18 @@ impl Redis {
         Ok(Row { name, ..row })
     }
 
-    /// Makes the hashes as Weir would: a call that finds nothing, then one that brings reserved places.
+    /// Creates the hashes like Weir: with a call that finds nothing, then one that brings reserved units.
     async fn install(&self, keys: u64) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is set")?;
         let window = now.as_micros().to_string();
         let minutes = WINDOW_MINUTES.to_string();
         let expires = (now + Duration::from_secs(WINDOW_MINUTES * 60)).as_millis().to_string();
-        let places = [NONCE, &window, PLACES, PLACES, PLACES, &minutes, &expires, "0"];
+        let units = [NONCE, &window, UNITS, UNITS, UNITS, &minutes, &expires, "0"];
         for first in (0..keys).step_by(usize::try_from(KEYS_PER_CALL)?) {
             let names: Vec<String> = (first..keys.min(first + KEYS_PER_CALL)).map(key).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             self.call(SPEND, &names, &[EPOCH, "", NONCE], &["1"]).await;
-            self.call(INSTALL, &names, &[EPOCH], &places).await;
+            self.call(INSTALL, &names, &[EPOCH], &units).await;
         }
         Ok(())
     }
@@ -124,8 +124,8 @@ impl Redis {
         ["EVALSHA", &self.sha, "1", &key, EPOCH, "", NONCE, "1"].map(str::to_owned)
     }
 
-    /// Runs a command again and again, the random number in it below `random`: first for as long as it takes to warm up and to
-    /// see how often fills the measured time. How often it was run in all comes along.
+    /// Runs a command repeatedly, with random numbers below `random`: first as a warm-up that measures the rate, then
+    /// for the measured time. Also returns the total number of calls.
     pub(crate) async fn run(&self, bench: &Bench, random: u64, words: &[String]) -> Result<(Row, u64)> {
         let first = self.run_times(bench, random, FIRST_CALLS, words).await?;
         let calls = calls_in(bench.duration, first.requests_per_s);
@@ -135,7 +135,7 @@ impl Redis {
 
     async fn run_times(&self, bench: &Bench, random: u64, calls: u64, words: &[String]) -> Result<Row> {
         let directory = bench.path().join("redis-benchmark");
-        // What an earlier run printed.
+        // Output of an earlier run.
         let _ = fs::remove_dir_all(&directory);
         let address = self.server.address();
         let mut command = Command::new("redis-benchmark");
@@ -150,7 +150,7 @@ impl Redis {
         parse(&output).with_context(|| format!("read what redis-benchmark printed: {output}"))
     }
 
-    /// What all hashes count.
+    /// Adds up the counts of all hashes.
     async fn counted(&self, keys: u64) -> Result<u64> {
         let sum = "local sum = 0
                    for key = 0, ARGV[2] - 1 do
@@ -175,9 +175,9 @@ fn calls_in(duration: Duration, per_s: f64) -> u64 {
     (per_s * duration.as_secs_f64()) as u64
 }
 
-/// Of the last line of its CSV: …, rate, average, least, p50, p95, p99, greatest.
+/// Parses the last line of its CSV: …, rate, average, min, p50, p95, p99, max.
 fn parse(output: &str) -> Option<Row> {
     let fields: Vec<&str> = output.lines().last()?.split(',').map(|field| field.trim_matches('"')).collect();
-    let from_end = |place: usize| fields.get(fields.len().checked_sub(place)?)?.parse::<f64>().ok();
+    let from_end = |index: usize| fields.get(fields.len().checked_sub(index)?)?.parse::<f64>().ok();
     Some(Row::new(String::new(), from_end(7)?, from_end(4)?, from_end(2)?, 0))
 }

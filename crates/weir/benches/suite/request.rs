@@ -1,8 +1,8 @@
-//! Request: accepted, and accepted and done.
+//! Request: accepting submissions, and completing them.
 //!
-//! Here is what its runs share: a server with a token for it, whose books are held against its answers afterwards.
-//! `accept` takes submissions alone, `whole` works on them too, `wake` is how soon an idle worker begins, and `jobs` is
-//! what a million finished jobs leave behind.
+//! Shared by its runs: a server with a token, whose audit is compared with its responses. `accept` measures
+//! submissions only, `whole` also their execution, `wake` how soon an idle worker starts, and `jobs` the effect of a
+//! million finished jobs.
 
 pub(crate) mod accept;
 pub(crate) mod jobs;
@@ -23,12 +23,12 @@ use crate::process::{self, Process};
 use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, audit};
 
-/// All that the generator's digits can say. It draws keys at random, so that hardly any comes twice.
+/// The range of the generator's digits. It draws keys at random, so that hardly any key occurs twice.
 const KEYS: u64 = 10_000_000_000;
 const TENANT: &str = "bench";
 const PAYLOAD: &str =
     r#"","requestType":"payment","payload":{"amount":12.5,"currency":"EUR","to":"DE00 1234"}}"#;
-/// How long finishing what was accepted may take.
+/// How long finishing accepted requests may take.
 const FINISHED_WITHIN: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -63,7 +63,7 @@ impl Server {
         Client::new(&self.url).with_header("authorization", &format!("Bearer {}", self.token))
     }
 
-    /// Submissions with keys of their own; loads of one server must differ in `keys`.
+    /// Runs a load of submissions. Loads of one server must differ in `keys`.
     async fn load(&self, keys: &str, options: LoadOptions) -> Result<Report> {
         let (address, _) = resolve(&self.url, false).await?;
         let body = Body { before: format!(r#"{{"idempotencyKey":"{keys}-"#), after: PAYLOAD.to_owned() };
@@ -79,7 +79,7 @@ impl Server {
         Ok(audit::read_all(&self.operator).await?["request"].clone())
     }
 
-    /// Waits until nothing is in flight, and says how many requests are completed then.
+    /// Waits until nothing is in flight, and returns the number of completed requests.
     async fn finished(&self) -> Result<u64> {
         let deadline = Instant::now() + FINISHED_WITHIN;
         loop {
@@ -92,7 +92,8 @@ impl Server {
         }
     }
 
-    /// Stops it and says what is wrong: the books have to balance with at least this many accepted.
+    /// Stops the server and returns failed checks: the audit must balance and contain at least `promised` accepted
+    /// requests.
     async fn hold_to_account(self, promised: u64) -> Vec<String> {
         let mut failures = match self.books().await {
             Err(error) => vec![format!("it could not be audited: {error:#}")],
@@ -126,7 +127,7 @@ fn token(data: PathBuf) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What a closed loop is given.
+/// Returns the options of a closed loop.
 fn closed_loop(bench: &Bench) -> LoadOptions {
     let Bench { connections, warmup, duration, .. } = *bench;
     LoadOptions { connections, warmup, duration, ..LoadOptions::default() }

@@ -1,4 +1,4 @@
-//! What the suite found: a row for each measurement, a verdict for each target, and what went wrong.
+//! The results of the suite: a row per measurement, a verdict per target, and failed checks.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use weir_bench::Report;
 use crate::postgres::is_in_memory;
 use crate::{Bench, P99_TARGET_MS};
 
-/// A load average that says somebody else is at work on the machine.
+/// A load average above which the machine is not idle.
 const BUSY: f64 = 0.5;
 
 /// One measurement.
@@ -16,32 +16,31 @@ const BUSY: f64 = 0.5;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// Of the answers that the run is about, 2xx or refusals: others are fast and no work.
+    /// The rate of expected responses only, 2xx or denials: others are fast and do no work.
     pub(crate) requests_per_s: f64,
-    /// None where answers come in a stream and none has a time of its own.
+    /// `None` if responses are streamed and have no individual latency.
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
-    /// Other answers, and requests without an answer.
+    /// Unexpected responses, and requests without a response.
     pub(crate) failed: u64,
-    /// Processor cores of the load generator; it has one thread.
+    /// Processor cores used by the load generator, which has one thread.
     pub(crate) generator_cores: Option<f64>,
     pub(crate) sender: Option<Sender>,
-    /// Of the rate to the mean rate of the baseline before and after.
+    /// The ratio of the rate to the mean rate of the baseline before and after.
     pub(crate) ratio: Option<f64>,
 }
 
-/// How far behind the sender was when the load ended.
+/// The sender's backlog when the load ended.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sender {
-    /// Messages accepted and not yet delivered.
     pub(crate) backlog: u64,
-    /// From then until all were delivered, or until the suite stopped waiting.
+    /// The time until all were delivered, or until the suite stopped waiting.
     pub(crate) lag_s: f64,
     pub(crate) caught_up: bool,
 }
 
-/// A measurement of Weir, with what the checks after it found.
+/// A measurement of Weir and its failed checks.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) row: Row,
@@ -70,12 +69,12 @@ pub(crate) struct Target {
 pub(crate) struct Results {
     pub(crate) machine: String,
     pub(crate) measured_s: u64,
-    /// In the order they were taken.
+    /// In the order of measurement.
     pub(crate) rows: Vec<Row>,
     pub(crate) targets: Vec<Target>,
-    /// What makes the numbers mean less than they seem to.
+    /// Conditions that limit the meaning of the numbers.
     pub(crate) notes: Vec<String>,
-    /// Checks that did not hold: with any of these the numbers mean nothing.
+    /// Failed checks: with any of these the numbers are invalid.
     pub(crate) failures: Vec<String>,
 }
 
@@ -132,14 +131,14 @@ impl Results {
         }
     }
 
-    /// Takes in a run of Weir and judges it against the baseline taken just before and just after.
+    /// Adds a run of Weir and its target relative to the baseline before and after.
     pub(crate) fn compare(&mut self, run: Run, around: [&Row; 2], at_least: f64) {
         let name = format!("{} / {}", run.row.name, around[0].name);
         let ratio = self.record(run, around);
         self.target(&name, ratio, Bound::AtLeast(at_least), "×");
     }
 
-    /// Takes in a run of Weir, judges its p99 and says its ratio to the baseline, for the caller to judge.
+    /// Adds a run of Weir and its p99 target, and returns its ratio to the baseline.
     pub(crate) fn record(&mut self, run: Run, around: [&Row; 2]) -> f64 {
         if let Some(p99_ms) = run.row.p99_ms {
             self.target(&format!("{}, p99", run.row.name), p99_ms, Bound::Below(P99_TARGET_MS), "ms");
@@ -147,7 +146,7 @@ impl Results {
         self.relate(run, around)
     }
 
-    /// Takes in a run of Weir and says its ratio to the baseline, for the caller to judge.
+    /// Adds a run of Weir and returns its ratio to the baseline.
     pub(crate) fn relate(&mut self, mut run: Run, around: [&Row; 2]) -> f64 {
         let [before, after] = around.map(|baseline| baseline.requests_per_s);
         let ratio = run.row.requests_per_s / f64::midpoint(before, after);
@@ -156,12 +155,12 @@ impl Results {
             let against = format!("{} / {}", run.row.name, around[0].name);
             self.notes.push(format!("{against}: the baseline moved by more than a fifth around the run"));
         }
-        self.take(run);
+        self.add(run);
         ratio
     }
 
-    /// Takes in a run of Weir that has no baseline.
-    pub(crate) fn take(&mut self, run: Run) {
+    /// Adds a run of Weir without a baseline.
+    pub(crate) fn add(&mut self, run: Run) {
         let Run { row, failures } = run;
         if let Some(sender) = row.sender.filter(|sender| !sender.caught_up) {
             self.notes.push(format!("{}: the sender was still behind after {:.0} s", row.name, sender.lag_s));
@@ -176,12 +175,12 @@ impl Results {
         self.failures.extend(failures);
     }
 
-    /// Judges what a row says by its rate alone.
+    /// Adds a target for the rate of a row.
     pub(crate) fn rate_target(&mut self, row: &Row, at_least: f64) {
         self.target(&row.name, row.requests_per_s, Bound::AtLeast(at_least), "/s");
     }
 
-    /// Takes in what a reader should know, once.
+    /// Adds notes that are not there yet.
     pub(crate) fn note(&mut self, notes: impl IntoIterator<Item = String>) {
         for note in notes {
             if !self.notes.contains(&note) {
@@ -201,7 +200,7 @@ impl Results {
         self.targets.push(Target { name: name.to_owned(), measured, bound, unit, met });
     }
 
-    /// Appends what one part found. `part` began with the notes and failures of these results.
+    /// Appends the results of a part. `part` started with the notes and failures of these results.
     pub(crate) fn append(&mut self, mut part: Self) {
         self.rows.append(&mut part.rows);
         self.targets.append(&mut part.targets);
@@ -214,13 +213,13 @@ impl Results {
     }
 }
 
-/// Of latencies in microseconds, of which there is at least one.
+/// Computes percentiles. There must be at least one latency.
 pub(crate) fn percentiles_ms<const N: usize>(mut latencies_us: Vec<u64>, percents: [usize; N]) -> [f64; N] {
     latencies_us.sort_unstable();
     percents.map(|percent| latencies_us[latencies_us.len() * percent / 100] as f64 / 1000.0)
 }
 
-/// Over the last minute; 0 where it cannot be known.
+/// Returns the load average of the last minute, or 0 if it is unknown.
 fn load_average() -> f64 {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)

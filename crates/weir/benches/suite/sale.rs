@@ -1,4 +1,4 @@
-//! Sale: attempts to buy and looks at the status, on a server that nobody throttles, and many who listen.
+//! Sale: attempts to buy, status requests, and event streams, on a server that throttles nobody.
 
 pub(crate) mod listeners;
 pub(crate) mod script;
@@ -17,38 +17,38 @@ use crate::results::{Row, Run, Sender};
 use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, audit};
 
-/// Buyers are drawn at random from so many.
+/// The number of buyers, who are drawn at random.
 const BUYERS: u64 = 10_000_000_000;
-/// So a run of half a million attempts draws a buyer or two twice within a second, who must not be told to wait: the throttle
-/// looks at every attempt, as always, but lets more of them pass.
+/// A run of half a million attempts draws a few buyers twice within a second, who must not be throttled. So the
+/// throttle checks every attempt, as always, but allows more of them.
 const ATTEMPTS_PER_S: &str = "100";
 const SKU: &str = "BENCH";
-/// A flash sale, and more than any run sells.
-const FEW: u32 = 100;
-const MANY: u32 = 2_000_000_000;
-/// How long the sale goes on, and how soon it begins: a sale cannot be made in the past.
+/// The stock of a flash sale, and more than any run sells.
+const FLASH_SALE_UNITS: u32 = 100;
+const UNLIMITED_UNITS: u32 = 2_000_000_000;
+/// How long the sale lasts.
 const OPEN_FOR: SignedDuration = SignedDuration::from_hours(1);
 
-/// How long purchases that Redis decided may take to be in the store.
+/// How long it may take until purchases decided by Redis are in the store.
 const PERSISTED_WITHIN: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// What the requests ask for.
+/// The load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Load {
-    /// A unit, of a hundred: what a flash sale is, all but its first moment.
+    /// Attempts to buy one of a hundred units: a flash sale after its first moment.
     Attempts,
-    /// A unit, and each gets one.
+    /// Attempts that all succeed.
     Units,
-    /// How the sale stands.
+    /// Requests for the status of the sale.
     Status,
 }
 
 impl Load {
     const fn stock(self) -> u32 {
         match self {
-            Self::Attempts => FEW,
-            Self::Units | Self::Status => MANY,
+            Self::Attempts => FLASH_SALE_UNITS,
+            Self::Units | Self::Status => UNLIMITED_UNITS,
         }
     }
 
@@ -72,7 +72,7 @@ impl Load {
     }
 }
 
-/// `weir serve` on an empty store, with a sale that is on.
+/// `weir serve` on an empty store, with an active sale.
 struct Server {
     name: String,
     process: Process,
@@ -86,7 +86,7 @@ impl Server {
         let data = directory.join("data");
         let mut command = serve(&data, engines);
         command.env("WEIR_HTTP_MAX_CONNECTIONS", "20000").env("WEIR_SALE_USER_PER_SECOND", ATTEMPTS_PER_S);
-        // Everybody who listens has the same address here.
+        // All event streams come from the same address here.
         command.env("WEIR_EDGE_SSE_PER_IP", "0");
         let mut process = Process::spawn(command, &directory)?;
         let url = process.ready_url().await.context("start weir")?;
@@ -97,7 +97,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Makes the sale and waits until it is on.
+    /// Creates the sale and waits until it is active.
     async fn open(&self, stock: u32) -> Result<()> {
         let start = Timestamp::now() + SignedDuration::from_secs(1);
         let product = json!({
@@ -119,8 +119,8 @@ impl Server {
         Ok(audit::read_all(&self.operator).await?["sale"]["items"][0].clone())
     }
 
-    /// Waits until every purchase is in the store, then stops the server. Returns how far the store was behind, and what is
-    /// wrong: at least `sold_at_least` purchases have to be there, and no more than the stock.
+    /// Waits until every purchase is in the store, then stops the server. Returns the backlog of the store and failed
+    /// checks: at least `sold_at_least` purchases, and no more than the stock.
     async fn hold_to_account(self, sold_at_least: u64) -> (Option<Sender>, Vec<String>) {
         let (sender, mut failures) = match self.wait_until_persisted(sold_at_least).await {
             Err(error) => (None, vec![format!("it could not be audited: {error:#}")]),

@@ -1,8 +1,8 @@
-//! Slot: many events for one time, at most 100 of them in each window of 4 s.
+//! Slot: many events for one time, at most 100 in each window of 4 s.
 //!
-//! Here is what its runs share: the pace, the time, and a server whose books are held against its answers afterwards.
-//! `bulk` sends events in one stream, `single` one a call, `full` does so behind full windows, and `baseline` is what
-//! they are compared with.
+//! Shared by its runs: the pace, the time, and a server whose audit is compared with its responses. `bulk` sends
+//! events in one stream, `single` one per call, `full` does the same behind full windows, and `baseline` is what they
+//! are compared with.
 
 mod baseline;
 pub(crate) mod bulk;
@@ -26,12 +26,12 @@ use crate::{Bench, audit};
 const CONFIG: &str = "bench";
 const MAX_PER_WINDOW: u64 = 100;
 const WINDOW_SIZE: &str = "PT4S";
-/// What every event asks for: the start of a window, which offers all its places then.
+/// The requested time of every event: the start of a window, so that its whole capacity is available.
 const TIME: &str = "2026-06-01T12:00:00Z";
 
-/// `weir serve` on an empty store, with the pace.
+/// `weir serve` on an empty store, with the pace configured.
 struct Server {
-    /// Of the run.
+    /// The name of the run.
     name: String,
     process: Process,
     url: String,
@@ -52,7 +52,8 @@ impl Server {
         Ok(Self { name: name.to_owned(), process, url, operator })
     }
 
-    /// Stops it and says what is wrong: the books have to balance with this many slots, and it has to end well.
+    /// Stops the server and returns failed checks: the audit must balance with this many slots, and the server must
+    /// stop cleanly.
     async fn hold_to_account(self, promised: impl RangeBounds<u64> + Debug) -> Vec<String> {
         let mut failures = self
             .examine(promised)

@@ -1,4 +1,4 @@
-//! What a server costs before it does anything: memory when idle, and time from start to ready.
+//! The memory of an idle server, and the time from start to ready.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -18,7 +18,7 @@ use crate::weir::{Engines, Load, data, serve};
 const STARTS: usize = 10;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Memory is read this often until it has been the same for as long as `SAME_FOR`, but not before `SETTLE`.
+/// Memory is sampled at this interval until it has not changed for `SAME_FOR` samples, but at least for `SETTLE`.
 const SAMPLE: Duration = Duration::from_millis(100);
 const SAME_FOR: usize = 10;
 const SETTLE: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ pub(crate) struct StartTimes {
     pub(crate) median_ms: f64,
 }
 
-/// Resident memory of a server that nobody has called.
+/// Measures the resident memory of a server without calls.
 pub(crate) async fn idle_memory_mb(scratch: &Path) -> Result<f64> {
     eprintln!("measuring: idle memory");
     let directory = scratch.join("idle");
@@ -61,7 +61,7 @@ pub(crate) fn resident_kb(process: u32) -> Result<u64> {
     number.context("a process's status has a VmRSS")
 }
 
-/// On a fresh directory each time, and on one that is there: that of the run over many users, if it took place.
+/// Measures starts on a fresh directory, and on an existing one: that of the run over many users, if there is one.
 pub(crate) async fn start_times(bench: &Bench) -> Result<Vec<(&'static str, StartTimes)>> {
     eprintln!("measuring: start to ready");
     let used = data(bench, Engines::EMBEDDED, Load::Accepted { keys: SPREAD });
@@ -88,7 +88,7 @@ fn summary(mut times: Vec<Duration>) -> StartTimes {
     StartTimes { best_ms: ms(times[0]), median_ms: (ms(middle[0]) + ms(middle[1])) / 2.0 }
 }
 
-/// From just before the start of the process until its ready line has been read from a pipe.
+/// Measures from just before the start of the process until its ready line is read from a pipe.
 async fn time_to_ready(data: &Path) -> Result<Duration> {
     let command = serve(data, Engines::EMBEDDED);
     let directory = data.parent().unwrap_or(data);
@@ -101,7 +101,7 @@ async fn time_to_ready(data: &Path) -> Result<Duration> {
     Ok(took)
 }
 
-/// Reads to the end on a thread of its own, so that the server never waits for its reader.
+/// Reads to the end on its own thread, so that the server never waits for its reader.
 fn when_ready(stdout: ChildStdout) -> oneshot::Receiver<Instant> {
     let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The results as text for people: the measurements in the order they were taken, the targets, and what to mind.
+//! Formats the results for people: measurements in order, targets and notes.
 
 use crate::HOT;
 use crate::results::{Bound, Results, Row, Sender, Target};
@@ -56,7 +56,7 @@ pub(crate) fn verdict(target: &Target) -> [String; JUDGED.len()] {
     [target.name.clone(), format!("{:.2} {unit}", target.measured), bound, result.to_owned()]
 }
 
-/// Pads columns to one width: names to the left, the rest to the right.
+/// Pads columns to equal width: the first aligned left, the others right.
 fn align<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -67,12 +67,12 @@ fn align<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What a load goes to, as part of a name: one hot key or row, or many.
+/// Formats the number of keys or rows of a load.
 pub(crate) fn spread(keys: u64, noun: &str) -> String {
     if keys == HOT { format!("one hot {noun}") } else { format!("{} {noun}s", grouped(keys as f64)) }
 }
 
-/// A whole number with its thousands set apart.
+/// Formats a whole number with thousands separators.
 pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut text = String::new();

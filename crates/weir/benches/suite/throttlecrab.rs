@@ -1,4 +1,4 @@
-//! throttlecrab over HTTP: a server that does nothing but decide token buckets in memory.
+//! throttlecrab over HTTP: a server that only decides token buckets in memory.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::{Bench, SPREAD};
 const VERSION: &str = "0.4.40";
 const NAME: &str = "throttlecrab over HTTP";
 
-/// Loads it with one bucket a call, spread over as many keys as checks of Weir are.
+/// Loads it with one bucket per call, spread over as many keys as the checks of Weir.
 pub(crate) async fn measure(bench: &Bench, program: &Path) -> Result<Row> {
     eprintln!("measuring: {NAME}");
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -46,13 +46,13 @@ pub(crate) async fn measure(bench: &Bench, program: &Path) -> Result<Row> {
     };
     let template = Template::post_json(HOST, "/throttle", &body);
     let row = Row::from_report(&drive(NAME, &url, template, &options(bench, SPREAD)).await?);
-    // It ends by the signal; how is its own affair.
+    // It is ended by the signal; its exit code does not matter.
     drop(server);
     ensure!(row.failed == 0, "throttlecrab answered {} calls otherwise", row.failed);
     Ok(row)
 }
 
-/// The program, compiled once and kept under target/.
+/// Returns the program, which is compiled once and stored under target/.
 pub(crate) fn install() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("throttlecrab-{VERSION}"));
     let program = root.join("bin/throttlecrab-server");

@@ -1,4 +1,4 @@
-//! One run of `weir serve` under load, with every role on, and the checks after it.
+//! A run of `weir serve` under load with all roles, and the checks after it.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -14,13 +14,12 @@ use crate::results::{Row, Run};
 use crate::table::spread;
 use crate::{Bench, HOT};
 
-/// The same in every request whatever the port, so that all servers get the same bytes.
+/// The host in every request, whatever the port, so that all servers get the same bytes.
 pub(crate) const HOST: &str = "127.0.0.1:8080";
 const SEND: &str = r#"","message":"your parcel is on its way"}"#;
-/// A limit that no run can reach.
 const UNREACHABLE: u32 = 2_147_483_647;
 
-/// The addresses of the engines; without any it is the embedded one.
+/// The addresses of the engines; without any, the embedded engine is used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Engines<'a> {
     /// An empty database.
@@ -40,12 +39,12 @@ impl Engines<'_> {
     }
 }
 
-/// What the requests ask for.
+/// The load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Load {
     /// Messages of this many users, who never reach their limits.
     Accepted { keys: u64 },
-    /// Messages of one user who has reached the limit.
+    /// Messages of one user, who has reached the limit.
     Refused,
 }
 
@@ -79,7 +78,7 @@ impl Load {
     }
 }
 
-/// `weir serve` on a data directory, every setting at its default but the engines.
+/// Returns `weir serve` on a data directory, with default settings except for the engines.
 pub(crate) fn serve(data: &Path, engines: Engines<'_>) -> Command {
     let mut command = process::server();
     command.arg("serve").env("WEIR_DATA", data);
@@ -89,13 +88,13 @@ pub(crate) fn serve(data: &Path, engines: Engines<'_>) -> Command {
     command
 }
 
-/// Where a run on these engines under this load leaves its data.
+/// Returns the data directory of a run.
 pub(crate) fn data(bench: &Bench, engines: Engines<'_>, load: Load) -> PathBuf {
     let name = bench.name(&format!("{}, {}", engines.name(), load.name()));
     bench.path().join(name).join("data")
 }
 
-/// Loads a fresh server, then holds its books against the answers it gave.
+/// Loads a fresh server, then compares its audit with its responses.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> Result<Run> {
     let name = bench.name(&format!("weir {}, {}", engines.name(), load.name()));
     eprintln!("measuring: {name}");
@@ -114,13 +113,13 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     Ok(Run { row: Row { sender: audit.sender, ..Row::from_report(&report) }, failures })
 }
 
-/// The same load over connections that last, and over some that do not.
+/// The same load over keep-alive connections and over short ones.
 pub(crate) struct Connections {
     pub(crate) lasting: Row,
     pub(crate) short: Row,
 }
 
-/// Loads a server with refusals over connections that last, and over connections of ten requests.
+/// Loads a server with denied messages over keep-alive connections, and over connections of ten requests.
 pub(crate) async fn measure_connections(bench: &Bench) -> Result<Connections> {
     let directory = bench.path().join("connections");
     let mut server = Process::spawn(serve(&directory.join("data"), Engines::EMBEDDED), &directory)?;
@@ -142,7 +141,7 @@ pub(crate) async fn measure_connections(bench: &Bench) -> Result<Connections> {
     Ok(Connections { lasting, short })
 }
 
-/// Creates the users and, where they are to be refused, takes them to their limits.
+/// Creates the users and, if their messages are to be denied, exhausts their limits.
 async fn prepare(url: &str, load: Load) -> Result<()> {
     let limits = format!(r#"","rateLimit":{},"timeWindow":1440}}"#, load.limit());
     let users = target("creating users", url, "/api/config", &limits).await?;
@@ -154,7 +153,7 @@ async fn prepare(url: &str, load: Load) -> Result<()> {
     Ok(())
 }
 
-/// The load of every HTTP run: a closed loop.
+/// Runs the load of every HTTP run: a closed loop.
 pub(crate) async fn drive(bench: &Bench, name: &str, url: &str, load: Load) -> Result<Report> {
     let target = target(name, url, "/api/send", SEND).await?;
     weir_bench::measure(&target, &options(bench, load)).await.with_context(|| format!("load {name}"))
@@ -177,11 +176,11 @@ async fn target(name: &str, url: &str, path: &str, after_user: &str) -> Result<T
     Ok(Target { name: name.to_owned(), address, template: Template::post_json(HOST, path, &body) })
 }
 
-/// What the answers said.
+/// Derives from the responses what the audit must show.
 fn promises(report: &Report, engines: Engines<'_>, load: Load) -> Promises {
     let accepted = match load {
         Load::Accepted { .. } => report.expected(),
-        // The one that went before.
+        // The message sent in `prepare`.
         Load::Refused => HOT,
     };
     let (has_ledger, counts_first) = (engines.kafka.is_none(), engines.redis.is_some());

@@ -1,10 +1,10 @@
-//! Dead letters for people: a row each, or one of them field by field.
+//! Formats dead letters for people: as a table, or one of them field by field.
 
 use std::io::Write;
 
 use serde_json::Value;
 
-/// The fields of a row, and what stands above them. The last one is as long as it is.
+/// The fields of a row and their headings. The last column is not cut.
 const COLUMNS: [(&str, &str); 6] = [
     ("id", "ID"),
     ("topic", "TOPIC"),
@@ -13,10 +13,10 @@ const COLUMNS: [(&str, &str); 6] = [
     ("diedAt", "DIED AT"),
     ("reason", "REASON"),
 ];
-/// The widest column but the last.
+/// The maximum width of the other columns.
 const WIDTH_MAX: usize = 40;
 
-/// A row for each.
+/// Writes a row per dead letter.
 pub(super) fn write(out: &mut impl Write, letters: &[Value]) -> std::io::Result<()> {
     if letters.is_empty() {
         return Ok(());
@@ -38,7 +38,7 @@ pub(super) fn write(out: &mut impl Write, letters: &[Value]) -> std::io::Result<
     Ok(())
 }
 
-/// Every field of one.
+/// Writes all fields of one dead letter.
 pub(super) fn write_one(out: &mut impl Write, letter: &Value) -> std::io::Result<()> {
     let Some(fields) = letter.as_object() else { return Ok(()) };
     let width = fields.keys().map(String::len).max().unwrap_or(0);
@@ -48,7 +48,8 @@ pub(super) fn write_one(out: &mut impl Write, letter: &Value) -> std::io::Result
     writeln!(out, "{:width$}  {}", "payload", text(&fields.get("payload").cloned().unwrap_or_default()))
 }
 
-/// A value on one line. What it says comes from callers, so nothing in it may steer a terminal.
+/// Formats a value on one line. Callers choose its content, so control characters are replaced: they could steer a
+/// terminal.
 fn text(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_under_their_names() {
+    fn columns_are_aligned_with_their_headings() {
         let letters = [
             json!({"id": "1", "topic": "requests", "key": "acme", "attempts": 5, "diedAt": "now", "reason": "a\u{1b}[31m"}),
             json!({"id": "22", "topic": "t", "key": "k", "attempts": 1, "diedAt": "then", "reason": "b"}),
@@ -77,7 +78,7 @@ ID  TOPIC     KEY   ATTEMPTS  DIED AT  REASON
     }
 
     #[test]
-    fn one_is_shown_with_its_payload_last() {
+    fn the_payload_is_shown_last() {
         let mut out = Vec::new();
         write_one(&mut out, &json!({"id": "1", "payload": "{}", "topic": "t", "callbackUrl": null})).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "id           1\ntopic        t\npayload      {}\n");

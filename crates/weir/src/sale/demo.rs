@@ -1,4 +1,4 @@
-//! `weir sale demo`: makes a sale that opens in a few seconds, lets a crowd come, and shows what happens.
+//! `weir sale demo`: creates a sale that opens in a few seconds, runs a crowd of buyers, and shows the progress.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::crowd::{self, Tally};
+use super::crowd::{self, SaleTally};
 use crate::client::Client;
 
-/// How often the line that moves does, and how often a line is written where none can.
-const MOVES: Duration = Duration::from_millis(200);
-const TELLS: Duration = Duration::from_secs(2);
+/// How often the progress line is redrawn on a terminal, and how often a line is written elsewhere.
+const REDRAW_EVERY: Duration = Duration::from_millis(200);
+const LINE_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
@@ -27,45 +27,45 @@ pub(crate) struct DemoArgs {
     /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
-    /// How many units there are
+    /// The number of units
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     units: u32,
-    /// How many buyers come
+    /// The number of buyers
     #[arg(long, value_name = "COUNT", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     buyers: u32,
     /// Seconds until it opens
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     starts_in: u32,
-    /// Seconds for which it is open, unless it is sold out before
+    /// Seconds for which it stays open unless it is sold out earlier
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     lasts: u32,
 }
 
 pub(crate) async fn run(arguments: &DemoArgs) -> anyhow::Result<()> {
-    let client = Client::of_operator(arguments.url.as_deref(), arguments.data.as_deref())?;
+    let client = Client::for_operator(arguments.url.as_deref(), arguments.data.as_deref())?;
     let starts_in = Duration::from_secs(arguments.starts_in.into());
     let opening = Instant::now() + starts_in;
-    let sku = make(&client, arguments, starts_in).await?;
+    let sku = create_sale(&client, arguments, starts_in).await?;
     let mut out = std::io::stdout();
     writeln!(
         out,
-        "{} units go on sale in {} s, and {} buyers will want one.\nWatch it: {}/sale/?sku={sku}\n",
+        "{} units go on sale in {} s, and {} buyers will try to get one.\nWatch it: {}/sale/?sku={sku}\n",
         arguments.units,
         arguments.starts_in,
         arguments.buyers,
         client.base()
     )?;
-    let tally = Arc::new(Tally::default());
+    let tally = Arc::new(SaleTally::default());
     let shown = show(&client, &sku, opening, arguments.units, &tally);
     tokio::select! {
-        () = crowd::come(&client, &sku, arguments.buyers, opening, &tally) => {}
+        () = crowd::run_buyers(&client, &sku, arguments.buyers, opening, &tally) => {}
         () = shown => {}
     }
-    end(&client, &sku, arguments, &tally).await
+    print_summary(&client, &sku, arguments, &tally).await
 }
 
-/// Makes the sale, and says what it is called.
-async fn make(client: &Client, arguments: &DemoArgs, starts_in: Duration) -> anyhow::Result<String> {
+/// Creates the sale and returns its sku.
+async fn create_sale(client: &Client, arguments: &DemoArgs, starts_in: Duration) -> anyhow::Result<String> {
     let now = SystemTime::now();
     let sku = format!("DEMO-{}", now.duration_since(UNIX_EPOCH)?.as_millis());
     let start = now + starts_in;
@@ -78,28 +78,29 @@ async fn make(client: &Client, arguments: &DemoArgs, starts_in: Duration) -> any
     });
     let (status, body) =
         client.post("/api/v1/products", "application/json", Bytes::from(product.to_string())).await?;
-    let answer: Value = serde_json::from_slice(&body)
-        .with_context(|| format!("the server answered {status} without JSON: is this Weir's address?"))?;
-    let why = answer["error"]["message"].as_str().unwrap_or("the server refused");
-    ensure!(status == 201, "the sale could not be made: {why}");
+    let answer: Value = serde_json::from_slice(&body).with_context(|| {
+        format!("the server responded {status} without JSON; is this the address of Weir?")
+    })?;
+    let why = answer["error"]["message"].as_str().unwrap_or("the server rejected it");
+    ensure!(status == 201, "cannot create the sale: {why}");
     Ok(sku)
 }
 
-/// Shows how it goes, until it is dropped.
-async fn show(client: &Client, sku: &str, opening: Instant, units: u32, tally: &Tally) {
+/// Shows the progress until it is dropped.
+async fn show(client: &Client, sku: &str, opening: Instant, units: u32, tally: &SaleTally) {
     let is_terminal = std::io::stderr().is_terminal();
-    let mut ticks = interval(if is_terminal { MOVES } else { TELLS });
+    let mut ticks = interval(if is_terminal { REDRAW_EVERY } else { LINE_EVERY });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
-        let left = opening.saturating_duration_since(Instant::now());
-        let line = if left.is_zero() {
+        let time_left = opening.saturating_duration_since(Instant::now());
+        let line = if time_left.is_zero() {
             let stock = status(client, sku).await.and_then(|sale| sale["stock"].as_u64());
-            running(stock, units, tally)
+            progress_line(stock, units, tally)
         } else {
-            format!("opens in {} s", left.as_secs() + 1)
+            format!("opens in {} s", time_left.as_secs() + 1)
         };
-        // A terminal that cannot be written to must not end a sale.
+        // A failed write to the terminal must not end the sale.
         let _ = if is_terminal {
             write!(std::io::stderr(), "\r\x1b[2K{line}")
         } else {
@@ -108,9 +109,9 @@ async fn show(client: &Client, sku: &str, opening: Instant, units: u32, tally: &
     }
 }
 
-fn running(stock: Option<u64>, units: u32, tally: &Tally) -> String {
-    let attempts = Tally::count(&tally.attempts);
-    let Some(stock) = stock else { return format!("the server does not answer  {attempts} attempts") };
+fn progress_line(stock: Option<u64>, units: u32, tally: &SaleTally) -> String {
+    let attempts = SaleTally::count(&tally.attempts);
+    let Some(stock) = stock else { return format!("the server does not respond  {attempts} attempts") };
     let filled = "█".repeat(usize::try_from(stock * 20 / u64::from(units)).unwrap_or(0).min(20));
     format!("{filled:░<20} {stock} of {units} left  {attempts} attempts")
 }
@@ -121,27 +122,36 @@ async fn status(client: &Client, sku: &str) -> Option<Value> {
     Some(answer["data"].clone())
 }
 
-/// What came of it. More sold than there were would be the one thing that must never happen.
-async fn end(client: &Client, sku: &str, arguments: &DemoArgs, tally: &Tally) -> anyhow::Result<()> {
+/// Prints the summary. Fails if more units were sold than existed, which must never happen.
+async fn print_summary(
+    client: &Client,
+    sku: &str,
+    arguments: &DemoArgs,
+    tally: &SaleTally,
+) -> anyhow::Result<()> {
     if std::io::stderr().is_terminal() {
         let _ = write!(std::io::stderr(), "\r\x1b[2K");
     }
-    let sale = status(client, sku).await.context("the server does not answer any more")?;
+    let sale = status(client, sku).await.context("the server stopped responding")?;
     let sold = u64::from(arguments.units).saturating_sub(sale["stock"].as_u64().unwrap_or_default());
     let mut out = std::io::stdout();
-    writeln!(out, "{sold} of {} units sold to {} buyers", arguments.units, Tally::count(&tally.bought))?;
+    writeln!(out, "{sold} of {} units sold to {} buyers", arguments.units, SaleTally::count(&tally.bought))?;
     let rows = [
         ("attempts", &tally.attempts),
-        ("were told it is sold out", &tally.sold_out),
-        ("came too early", &tally.too_early),
-        ("came too late", &tally.too_late),
-        ("were told to wait", &tally.limited),
-        ("were not answered", &tally.failed),
+        ("sold out", &tally.sold_out),
+        ("too early", &tally.too_early),
+        ("too late", &tally.too_late),
+        ("rate limited", &tally.limited),
+        ("failed", &tally.failed),
     ];
     for (name, counter) in rows {
-        writeln!(out, "{:>8}  {name}", Tally::count(counter))?;
+        writeln!(out, "{:>8}  {name}", SaleTally::count(counter))?;
     }
-    let bought = Tally::count(&tally.bought);
-    ensure!(bought <= u64::from(arguments.units), "{bought} buyers have one of {} units", arguments.units);
+    let bought = SaleTally::count(&tally.bought);
+    ensure!(
+        bought <= u64::from(arguments.units),
+        "oversold: {bought} buyers got one of {} units",
+        arguments.units
+    );
     Ok(())
 }

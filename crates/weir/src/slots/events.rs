@@ -1,4 +1,4 @@
-//! Events out of a file: NDJSON as it is, CSV by the names in its first line.
+//! Reads events from a file: NDJSON unchanged, CSV by the column names in its first line.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -7,56 +7,60 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::json;
 
-/// What stands in for columns that a CSV file does not have.
+/// Values for columns that a CSV file does not have.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Defaults {
+pub(super) struct CsvDefaults {
     pub(super) config: Option<String>,
     pub(super) time: Option<String>,
 }
 
-/// Lines of NDJSON, where in the file they come from, and how many bytes of it they took.
+/// An iterator over events as NDJSON lines, with its position in the file.
 pub(super) struct Events {
-    source: Source,
+    source: EventSource,
     line: u64,
     bytes: u64,
 }
 
-enum Source {
-    Lines(BufReader<Box<dyn Read + Send>>),
-    Csv { records: Box<csv::Reader<Box<dyn Read + Send>>>, columns: Columns, defaults: Defaults },
+enum EventSource {
+    Ndjson(BufReader<Box<dyn Read + Send>>),
+    Csv { records: Box<csv::Reader<Box<dyn Read + Send>>>, columns: CsvColumns, defaults: CsvDefaults },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Columns {
+struct CsvColumns {
     event: usize,
     config: Option<usize>,
     time: Option<usize>,
 }
 
 impl Events {
-    /// Opens a file by the end of its name; `-` is NDJSON from standard input. The size is known of files alone.
-    pub(super) fn open(path: &Path, defaults: Defaults) -> anyhow::Result<(Self, Option<u64>)> {
+    /// Opens a file by its extension; `-` is NDJSON from standard input. Also returns the size, which is known for
+    /// files only.
+    pub(super) fn open(path: &Path, defaults: CsvDefaults) -> anyhow::Result<(Self, Option<u64>)> {
         if path == Path::new("-") {
             let input: Box<dyn Read + Send> = Box::new(std::io::stdin());
-            return Ok((Self { source: Source::Lines(BufReader::new(input)), line: 0, bytes: 0 }, None));
+            return Ok((
+                Self { source: EventSource::Ndjson(BufReader::new(input)), line: 0, bytes: 0 },
+                None,
+            ));
         }
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let size = file.metadata().ok().map(|metadata| metadata.len());
         let kind = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
         let source = match kind.as_str() {
-            "ndjson" | "jsonl" => Source::Lines(BufReader::with_capacity(1 << 16, Box::new(file))),
+            "ndjson" | "jsonl" => EventSource::Ndjson(BufReader::with_capacity(1 << 16, Box::new(file))),
             "csv" => csv_source(Box::new(file), defaults)?,
             _ => bail!("{} is neither .ndjson (or .jsonl) nor .csv", path.display()),
         };
         Ok((Self { source, line: 0, bytes: 0 }, size))
     }
 
-    /// Appends the next event as a line, and says in which line of the file it stands, if there is one.
+    /// Appends the next event as a line, and returns its line number in the file, or `None` at the end.
     pub(super) fn next_line(&mut self, lines: &mut Vec<u8>) -> anyhow::Result<Option<u64>> {
         match &mut self.source {
-            Source::Lines(reader) => loop {
+            EventSource::Ndjson(reader) => loop {
                 let start = lines.len();
-                let read = reader.read_until(b'\n', lines).context("cannot read on")?;
+                let read = reader.read_until(b'\n', lines).context("cannot read the next line")?;
                 self.bytes += read as u64;
                 if read == 0 {
                     return Ok(None);
@@ -71,9 +75,9 @@ impl Events {
                 }
                 return Ok(Some(self.line));
             },
-            Source::Csv { records, columns, defaults } => {
+            EventSource::Csv { records, columns, defaults } => {
                 let mut record = csv::StringRecord::new();
-                if !records.read_record(&mut record).context("the CSV file cannot be read on")? {
+                if !records.read_record(&mut record).context("cannot read the next record of the CSV file")? {
                     return Ok(None);
                 }
                 self.bytes = records.position().byte();
@@ -96,36 +100,36 @@ impl Events {
         }
     }
 
-    /// How far into the file it is.
+    /// Returns the number of bytes read.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-fn csv_source(file: Box<dyn Read + Send>, defaults: Defaults) -> anyhow::Result<Source> {
+fn csv_source(file: Box<dyn Read + Send>, defaults: CsvDefaults) -> anyhow::Result<EventSource> {
     let mut records = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
-    let names = records.headers().context("the CSV file has no first line")?.clone();
+    let names = records.headers().context("cannot read the first line of the CSV file")?.clone();
     let column = |name: &str| names.iter().position(|other| other == name);
     let Some(event) = column("eventId") else {
         bail!("the first line of the CSV file must name its columns: eventId, configName, requestedTime");
     };
-    let columns = Columns { event, config: column("configName"), time: column("requestedTime") };
+    let columns = CsvColumns { event, config: column("configName"), time: column("requestedTime") };
     anyhow::ensure!(
         columns.config.is_some() || defaults.config.is_some(),
-        "the CSV file has no column configName: name the config with --config"
+        "the CSV file has no column configName: pass the config with --config"
     );
     anyhow::ensure!(
         columns.time.is_some() || defaults.time.is_some(),
-        "the CSV file has no column requestedTime: say when with --time"
+        "the CSV file has no column requestedTime: pass the time with --time"
     );
-    Ok(Source::Csv { records: Box::new(records), columns, defaults })
+    Ok(EventSource::Csv { records: Box::new(records), columns, defaults })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn lines(name: &str, text: &str, defaults: Defaults) -> anyhow::Result<String> {
+    fn lines(name: &str, text: &str, defaults: CsvDefaults) -> anyhow::Result<String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -136,34 +140,34 @@ mod tests {
     }
 
     #[test]
-    fn an_event_knows_its_line_in_the_file() {
-        let places = |name: &str, text: &str| {
+    fn events_have_their_line_number_in_the_file() {
+        let line_numbers = |name: &str, text: &str| {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(name);
             std::fs::write(&path, text).unwrap();
-            let (mut events, _) = Events::open(&path, Defaults::default()).unwrap();
+            let (mut events, _) = Events::open(&path, CsvDefaults::default()).unwrap();
             std::iter::from_fn(|| events.next_line(&mut Vec::new()).unwrap()).collect::<Vec<_>>()
         };
-        assert_eq!(places("a.ndjson", "{}\n\n{}\n{}"), [1, 3, 4]);
+        assert_eq!(line_numbers("a.ndjson", "{}\n\n{}\n{}"), [1, 3, 4]);
         let csv = "eventId,configName,requestedTime\na,c,t\n\"b\nb\",c,t\nd,c,t\n";
-        assert_eq!(places("a.csv", csv), [2, 3, 5], "a quoted field may have lines of its own");
+        assert_eq!(line_numbers("a.csv", csv), [2, 3, 5], "a quoted field may have lines of its own");
     }
 
     #[test]
-    fn ndjson_is_taken_as_it_is() {
-        let text = lines("a.ndjson", "{\"a\":1}\n\n{\"b\":2}", Defaults::default()).unwrap();
+    fn ndjson_lines_are_unchanged() {
+        let text = lines("a.ndjson", "{\"a\":1}\n\n{\"b\":2}", CsvDefaults::default()).unwrap();
         assert_eq!(text, "{\"a\":1}\n{\"b\":2}\n");
     }
 
     #[test]
-    fn csv_goes_by_the_names_of_its_columns() {
-        let defaults = Defaults { config: Some("c".into()), time: Some("t".into()) };
+    fn csv_columns_are_found_by_name() {
+        let defaults = CsvDefaults { config: Some("c".into()), time: Some("t".into()) };
         let text = lines("a.csv", "requestedTime,eventId\nnoon,\"a,b\"\n", defaults).unwrap();
         assert_eq!(text, "{\"configName\":\"c\",\"eventId\":\"a,b\",\"requestedTime\":\"noon\"}\n");
-        let error = lines("a.csv", "id\n1\n", Defaults::default()).unwrap_err();
+        let error = lines("a.csv", "id\n1\n", CsvDefaults::default()).unwrap_err();
         assert!(error.to_string().contains("eventId"), "{error}");
-        let error = lines("a.csv", "eventId,requestedTime\n1,2\n", Defaults::default()).unwrap_err();
+        let error = lines("a.csv", "eventId,requestedTime\n1,2\n", CsvDefaults::default()).unwrap_err();
         assert!(error.to_string().contains("--config"), "{error}");
-        assert!(lines("a.txt", "", Defaults::default()).is_err());
+        assert!(lines("a.txt", "", CsvDefaults::default()).is_err());
     }
 }

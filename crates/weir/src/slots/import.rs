@@ -1,5 +1,5 @@
-//! `weir slots import`: sends a file in parts, shows how far it is, and tries again what the server could not answer.
-//! Events are idempotent, so a load that was broken off is simply run again.
+//! `weir slots import`: sends a file in chunks, shows the progress, and retries what the server could not answer.
+//! Events are idempotent, so an interrupted import is simply run again.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::ServerArgs;
-use super::events::{Defaults, Events};
+use super::events::{CsvDefaults, Events};
 use crate::client::Client;
 
-/// Events in one request.
-const PART: usize = 5_000;
-/// How often a part is tried, and the pauses in between.
+/// Events per request.
+const CHUNK: usize = 5_000;
+/// Attempts per chunk, and the waits between them.
 const ATTEMPTS: u32 = 10;
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Errors that are shown; the rest are counted.
+/// The number of errors shown; further ones are only counted.
 const SHOWN_MAX: u64 = 20;
-/// Codes of errors that pass by themselves.
-const PASSING: [&str; 2] = ["DEPENDENCY_UNAVAILABLE", "SLOTS_EXHAUSTED"];
+/// Error codes that are worth a retry.
+const RETRYABLE_CODES: [&str; 2] = ["DEPENDENCY_UNAVAILABLE", "SLOTS_EXHAUSTED"];
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
@@ -39,40 +39,40 @@ pub(crate) struct ImportArgs {
     time: Option<String>,
 }
 
-/// Events that are sent together, one a line, and in which line of the file each of them stands.
+/// Events of one request, one per line, and their line numbers in the file.
 #[derive(Debug, Default, PartialEq)]
-struct Part {
+struct Chunk {
     lines: Vec<u8>,
-    places: Vec<u64>,
+    line_numbers: Vec<u64>,
 }
 
-impl Part {
-    /// The next events of a file; empty at its end.
+impl Chunk {
+    /// Reads the next events; the chunk is empty at the end of the file.
     fn read(events: &mut Events) -> anyhow::Result<Self> {
-        let mut part = Self::default();
-        while part.places.len() < PART
-            && let Some(place) = events.next_line(&mut part.lines)?
+        let mut chunk = Self::default();
+        while chunk.line_numbers.len() < CHUNK
+            && let Some(line_number) = events.next_line(&mut chunk.lines)?
         {
-            part.places.push(place);
+            chunk.line_numbers.push(line_number);
         }
-        Ok(part)
+        Ok(chunk)
     }
 
-    fn push(&mut self, line: &[u8], place: u64) {
+    fn push(&mut self, line: &[u8], line_number: u64) {
         self.lines.extend_from_slice(line);
-        self.places.push(place);
+        self.line_numbers.push(line_number);
     }
 
-    /// Each line with its place.
+    /// Iterates over the lines and their numbers.
     fn iter(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        self.lines.split_inclusive(|byte| *byte == b'\n').zip(self.places.iter().copied())
+        self.lines.split_inclusive(|byte| *byte == b'\n').zip(self.line_numbers.iter().copied())
     }
 }
 
-/// One line of an answer: a slot, or what was wrong.
+/// One line of a response: a slot or an error.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct EventResult {
     status: Option<String>,
     event_id: Option<String>,
     code: Option<String>,
@@ -80,13 +80,13 @@ struct Answer {
 }
 
 #[derive(Default)]
-struct Tally {
+struct ImportTally {
     new: u64,
     existing: u64,
     failed: u64,
 }
 
-impl Tally {
+impl ImportTally {
     const fn total(&self) -> u64 {
         self.new + self.existing + self.failed
     }
@@ -95,37 +95,42 @@ impl Tally {
 pub(super) async fn run(arguments: ImportArgs) -> anyhow::Result<ExitCode> {
     let ImportArgs { server, file, config, time } = arguments;
     let client = Client::new(server.url.as_deref())?;
-    let (mut events, size) = Events::open(&file, Defaults { config, time })?;
-    let mut progress = Progress::new(size);
-    let mut tally = Tally::default();
+    let (mut events, size) = Events::open(&file, CsvDefaults { config, time })?;
+    let mut progress = ProgressLine::new(size);
+    let mut tally = ImportTally::default();
     loop {
-        let part = Part::read(&mut events)?;
-        if part.places.is_empty() {
+        let chunk = Chunk::read(&mut events)?;
+        if chunk.line_numbers.is_empty() {
             break;
         }
-        send(&client, part, &mut tally, &progress).await?;
+        send(&client, chunk, &mut tally, &progress).await?;
         progress.show(&tally, events.bytes());
     }
     progress.end(&tally)?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Sends one part until every event of it has an answer that will not change.
-async fn send(client: &Client, part: Part, tally: &mut Tally, progress: &Progress) -> anyhow::Result<()> {
-    let mut left = part;
+/// Sends one chunk until every event of it has a final result.
+async fn send(
+    client: &Client,
+    chunk: Chunk,
+    tally: &mut ImportTally,
+    progress: &ProgressLine,
+) -> anyhow::Result<()> {
+    let mut remaining = chunk;
     let mut pause = PAUSE_MIN;
     for attempt in 1..=ATTEMPTS {
         let is_last = attempt == ATTEMPTS;
-        let lines = Bytes::copy_from_slice(&left.lines);
+        let lines = Bytes::copy_from_slice(&remaining.lines);
         match client.post("/api/v1/slots/bulk", "application/x-ndjson", lines).await {
             Ok((200, answers)) => {
-                left = take(&left, &answers, tally, progress, is_last)?;
-                if left.places.is_empty() {
+                remaining = count_results(&remaining, &answers, tally, progress, is_last)?;
+                if remaining.line_numbers.is_empty() {
                     return Ok(());
                 }
             }
             Ok((status, answer)) if status < 500 || is_last => {
-                anyhow::bail!("the server answered {status}: {}", String::from_utf8_lossy(&answer));
+                anyhow::bail!("the server responded {status}: {}", String::from_utf8_lossy(&answer));
             }
             Err(error) if is_last => return Err(error),
             Ok(_) | Err(_) => {}
@@ -136,58 +141,60 @@ async fn send(client: &Client, part: Part, tally: &mut Tally, progress: &Progres
     Ok(())
 }
 
-/// Counts what was answered for good, and returns the lines that are worth another try.
-fn take(
-    part: &Part,
+/// Counts the final results, and returns the lines to retry.
+fn count_results(
+    chunk: &Chunk,
     answers: &[u8],
-    tally: &mut Tally,
-    progress: &Progress,
+    tally: &mut ImportTally,
+    progress: &ProgressLine,
     is_last: bool,
-) -> anyhow::Result<Part> {
-    let mut again = Part::default();
+) -> anyhow::Result<Chunk> {
+    let mut retries = Chunk::default();
     let mut answers = answers.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    for (line, place) in part.iter() {
+    for (line, line_number) in chunk.iter() {
         let Some(answer) = answers.next() else {
-            // The server stopped in the middle: what it did not answer is sent again.
-            again.push(line, place);
+            // The server stopped before it answered this line: send it again.
+            retries.push(line, line_number);
             continue;
         };
-        let answer: Answer = serde_json::from_slice(answer)?;
+        let answer: EventResult = serde_json::from_slice(answer)?;
         match (answer.status.as_deref(), answer.code.as_deref()) {
             (Some("NEW"), _) => tally.new += 1,
             (Some(_), _) => tally.existing += 1,
-            (None, Some(code)) if PASSING.contains(&code) && !is_last => again.push(line, place),
+            (None, Some(code)) if RETRYABLE_CODES.contains(&code) && !is_last => {
+                retries.push(line, line_number)
+            }
             (None, _) => {
                 tally.failed += 1;
                 if tally.failed <= SHOWN_MAX {
-                    progress.tell(place, &answer);
+                    progress.show_error(line_number, &answer);
                 }
             }
         }
     }
-    Ok(again)
+    Ok(retries)
 }
 
-/// The line that moves, on a terminal; a result at the end, always.
-struct Progress {
+/// Shows a progress line on a terminal, and always a summary at the end.
+struct ProgressLine {
     started: Instant,
     size: Option<u64>,
     is_terminal: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     fn new(size: Option<u64>) -> Self {
         Self { started: Instant::now(), size, is_terminal: std::io::stderr().is_terminal() }
     }
 
-    fn show(&mut self, tally: &Tally, bytes: u64) {
+    fn show(&mut self, tally: &ImportTally, bytes: u64) {
         if self.is_terminal {
-            // A terminal that cannot be written to must not end a load.
+            // A failed write to the terminal must not end the import.
             let _ = write!(std::io::stderr(), "\r\x1b[2K{}", self.line(tally, bytes));
         }
     }
 
-    fn line(&self, tally: &Tally, bytes: u64) -> String {
+    fn line(&self, tally: &ImportTally, bytes: u64) -> String {
         let elapsed = self.started.elapsed().as_secs_f64().max(0.001);
         let rate = tally.total() as f64 / elapsed;
         let size = self.size.filter(|size| *size > 0);
@@ -203,24 +210,24 @@ impl Progress {
                 left.as_secs() % 60
             )
         });
-        let Tally { new, existing, failed } = tally;
+        let ImportTally { new, existing, failed } = tally;
         format!("{bar}{rate:.0} events/s  {new} new, {existing} existing, {failed} failed")
     }
 
-    fn tell(&self, place: u64, answer: &Answer) {
+    fn show_error(&self, line_number: u64, answer: &EventResult) {
         let clear = if self.is_terminal { "\r\x1b[2K" } else { "" };
         let event = answer.event_id.as_deref().map_or(String::new(), |event| format!(" ({event})"));
         let (code, message) =
             (answer.code.as_deref().unwrap_or("?"), answer.message.as_deref().unwrap_or_default());
-        let _ = writeln!(std::io::stderr(), "{clear}line {place}{event}: {code}: {message}");
+        let _ = writeln!(std::io::stderr(), "{clear}line {line_number}{event}: {code}: {message}");
     }
 
-    fn end(&self, tally: &Tally) -> std::io::Result<()> {
+    fn end(&self, tally: &ImportTally) -> std::io::Result<()> {
         if self.is_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[2K");
         }
         let elapsed = self.started.elapsed().as_secs_f64().max(0.001);
-        let Tally { new, existing, failed } = tally;
+        let ImportTally { new, existing, failed } = tally;
         let rate = tally.total() as f64 / elapsed;
         writeln!(
             std::io::stdout(),
@@ -235,24 +242,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_sent_again_and_what_will_not_is_counted() {
-        let part = Part { lines: b"1\n2\n3\n4\n5\n".to_vec(), places: vec![1, 2, 4, 5, 9] };
+    fn retryable_errors_are_sent_again_and_others_are_counted() {
+        let chunk = Chunk { lines: b"1\n2\n3\n4\n5\n".to_vec(), line_numbers: vec![1, 2, 4, 5, 9] };
         let answers = br#"{"status":"NEW"}
 {"status":"EXISTING"}
 {"line":3,"code":"DEPENDENCY_UNAVAILABLE","message":"m"}
 {"line":4,"code":"INVALID_REQUEST","message":"m"}
 "#;
-        let (mut tally, progress) = (Tally::default(), Progress::new(None));
-        let again = take(&part, answers, &mut tally, &progress, false).unwrap();
-        let expected = Part { lines: b"3\n5\n".to_vec(), places: vec![4, 9] };
-        assert_eq!(again, expected, "the one that passes and the one without an answer");
+        let (mut tally, progress) = (ImportTally::default(), ProgressLine::new(None));
+        let retries = count_results(&chunk, answers, &mut tally, &progress, false).unwrap();
+        let expected = Chunk { lines: b"3\n5\n".to_vec(), line_numbers: vec![4, 9] };
+        assert_eq!(retries, expected, "the retryable error and the line without a result");
         assert_eq!((tally.new, tally.existing, tally.failed), (1, 1, 1));
     }
 
     #[test]
-    fn the_line_shows_how_far_it_is() {
-        let progress = Progress { size: Some(100), ..Progress::new(None) };
-        let line = progress.line(&Tally { new: 10, existing: 0, failed: 0 }, 50);
+    fn the_line_shows_the_progress() {
+        let progress = ProgressLine { size: Some(100), ..ProgressLine::new(None) };
+        let line = progress.line(&ImportTally { new: 10, existing: 0, failed: 0 }, 50);
         assert!(line.contains("██████████░░░░░░░░░░  50 %") && line.contains("10 new"), "{line}");
     }
 }

@@ -1,4 +1,4 @@
-//! Submissions taken by a server that leaves the work to others, as fast as they come and at a given rate.
+//! Submissions to a server without workers, in a closed loop; and at a given rate with all roles.
 
 use std::num::NonZeroU32;
 
@@ -11,19 +11,19 @@ use crate::results::{Row, Run};
 use crate::weir::Engines;
 
 const RATE: u32 = 500;
-const ALONE: (&str, &str) = ("WEIR_ROLES", "api");
+const API_ONLY: (&str, &str) = ("WEIR_ROLES", "api");
 
-/// As fast as they come.
+/// Measures submissions in a closed loop.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
     let name = bench.name(&format!("weir {}, requests accepted", engines.name()));
     eprintln!("measuring: {name}");
-    let server = Server::start(bench, &name, engines, &[ALONE]).await?;
+    let server = Server::start(bench, &name, engines, &[API_ONLY]).await?;
     let report = server.load("accept", closed_loop(bench)).await?;
     let failures = server.hold_to_account(report.expected()).await;
     Ok(Run { row: Row::from_report(&report), failures })
 }
 
-/// At 500 a second, with every role on.
+/// Measures 500 submissions per second with all roles.
 pub(crate) async fn measure_at_rate(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
     let name = format!("weir {}, {RATE} requests a second", engines.name());
     eprintln!("measuring: {name}");

@@ -1,6 +1,6 @@
-//! What finished jobs leave behind: how long a claim takes on an empty table, and after as many jobs as a busy month has.
+//! The effect of finished jobs: the time of a claim on an empty table, and after as many jobs as a busy month has.
 //!
-//! The store is used as the server uses it, without HTTP, so that a million jobs take minutes.
+//! Uses the store directly, without HTTP, so that a million jobs take minutes.
 
 use std::time::{Duration, Instant};
 
@@ -14,19 +14,19 @@ use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Sealed, S
 use crate::postgres::Postgres;
 use crate::table::grouped;
 
-/// Jobs claimed at once.
+/// Jobs per claim.
 const BATCH: usize = 500;
-/// Claims at either end whose median is taken.
+/// The number of claims at either end whose median is compared.
 const COMPARED: usize = 50;
 
-pub(crate) struct Found {
+pub(crate) struct ClaimComparison {
     pub(crate) name: String,
-    /// Of the median time of a claim, after to before.
+    /// The ratio of the median time of a claim, after to before.
     pub(crate) ratio: f64,
     pub(crate) note: String,
 }
 
-pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<Found> {
+pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<ClaimComparison> {
     let name = format!("a claim on Postgres after {} jobs / at the start", grouped(jobs as f64));
     eprintln!("measuring: {name}");
     let database = postgres.database().await;
@@ -50,17 +50,17 @@ pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<Found> {
         after.as_secs_f64() * 1e3,
         grouped(jobs as f64)
     );
-    Ok(Found { name, ratio: after.as_secs_f64() / before.as_secs_f64(), note })
+    Ok(ClaimComparison { name, ratio: after.as_secs_f64() / before.as_secs_f64(), note })
 }
 
-/// Submits a batch, claims it, and reports it done; says how long the claim took.
+/// Submits a batch, claims it and reports it as done. Returns the duration of the claim.
 async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     let policy = RetryPolicy::default();
     let submits: Result<Vec<Submit>> = (0..BATCH as u64).map(|n| submit(batch * BATCH as u64 + n)).collect();
     store.submit_batch(submits?.into(), None).await?;
-    let room = [DownstreamCapacity { downstream: "default".to_owned(), jobs: BATCH }];
+    let capacity = [DownstreamCapacity { downstream: "default".to_owned(), jobs: BATCH }];
     let began = Instant::now();
-    let claimed = store.claim_jobs(&room, &policy).await?;
+    let claimed = store.claim_jobs(&capacity, &policy).await?;
     let took = began.elapsed();
     ensure!(claimed.jobs.len() == BATCH, "{} of {BATCH} jobs were claimed", claimed.jobs.len());
     let reports = claimed.jobs.into_iter().map(|job| JobReport {
@@ -80,10 +80,10 @@ fn submit(n: u64) -> Result<Submit> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
     let now = Timestamp::from_micros(i64::try_from(now.as_micros())?);
     let request_type = RequestType::parse("payment")?;
-    let mut chance = [0; 10];
-    chance[2..].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    let mut random = [0; 10];
+    random[2..].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
     Ok(Submit {
-        id: RequestId::new(now, chance),
+        id: RequestId::new(now, random),
         tenant: TenantId::parse("bench")?,
         key: IdempotencyKey::parse(n.to_string())?,
         fingerprint: Fingerprint::new(&request_type, &CanonicalJson::parse(b"{}")?),

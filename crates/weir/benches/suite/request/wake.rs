@@ -1,4 +1,4 @@
-//! How soon an idle worker begins: from sending a submission to the call that its downstream gets.
+//! How soon an idle worker starts: from sending a submission to the call of its downstream.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -21,9 +21,9 @@ use crate::results::{Row, Run, percentiles_ms};
 use crate::weir::Engines;
 
 const CALLS: usize = 200;
-/// Long enough for a worker to have nothing left to do.
+/// Long enough for a worker to become idle.
 const IDLE: Duration = Duration::from_millis(20);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
     let name = format!("weir {}, idle, until the downstream is called", engines.name());
@@ -38,7 +38,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> 
         let sent = Instant::now();
         let answer = caller.post("/v1/requests", &body).await.context("submit a request")?;
         ensure!(answer.status == 202, "a submission was answered {}", answer.status);
-        let arrived = timeout(PATIENCE, arrivals.recv()).await.context("the downstream is called")?;
+        let arrived = timeout(TIMEOUT, arrivals.recv()).await.context("the downstream is called")?;
         let arrived = arrived.context("the downstream runs")?;
         latencies.push(u64::try_from((arrived - sent).as_micros()).unwrap_or(u64::MAX));
         sleep(IDLE).await;
@@ -50,7 +50,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> 
     Ok(Run { row, failures })
 }
 
-/// A server that says when it is called.
+/// Starts a downstream that reports when it is called.
 async fn downstream() -> Result<(String, mpsc::UnboundedReceiver<Instant>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await.context("listen for calls")?;
     let url = format!("http://{}/", listener.local_addr()?);

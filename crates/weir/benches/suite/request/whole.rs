@@ -1,4 +1,4 @@
-//! From submission to `COMPLETED`, every role in one process, with the downstream that is built in.
+//! From submission to `COMPLETED`, with all roles in one process and the built-in downstream.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::Bench;
 use crate::results::{Row, Run};
 use crate::weir::Engines;
 
-/// The rate is of completed requests, from the first submission until the last is completed.
+/// Measures the rate of completed requests, from the first submission until the last completion.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
     let name = format!("weir {}, requests accepted and completed", engines.name());
     eprintln!("measuring: {name}");

@@ -1,4 +1,4 @@
-//! Ten thousand who listen to a sale: what each costs in memory, and how long until all have heard that it is sold out.
+//! Ten thousand event streams of a sale: the memory of each, and the time until all have received that it is sold out.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ use crate::startup::resident_kb;
 use crate::weir::{Engines, HOST};
 
 pub(crate) const COUNT: usize = 10_000;
-/// Connections that are made at once.
-const AT_ONCE: usize = 200;
+/// Connections opened concurrently.
+const CONCURRENCY: usize = 200;
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) struct Found {
-    pub(crate) told_ms: f64,
+pub(crate) struct StreamResults {
+    pub(crate) notified_ms: f64,
     pub(crate) kb_each: f64,
     pub(crate) failures: Vec<String>,
 }
 
-pub(crate) async fn measure(bench: &Bench) -> Result<Found> {
+pub(crate) async fn measure(bench: &Bench) -> Result<StreamResults> {
     let name = "weir embedded, ten thousand streams";
     eprintln!("measuring: {name}");
     let server = Server::start(bench, name, Engines::EMBEDDED, 1).await?;
@@ -35,41 +35,41 @@ pub(crate) async fn measure(bench: &Bench) -> Result<Found> {
     let before_kb = resident_kb(server.process.id())?;
     let streams = listen(address).await?;
     let after_kb = resident_kb(server.process.id())?;
-    let (heard, mut hearing) = mpsc::unbounded_channel();
+    let (notify, mut notified) = mpsc::unbounded_channel();
     let mut listeners = JoinSet::new();
     for stream in streams {
-        let heard = heard.clone();
+        let notify = notify.clone();
         listeners.spawn(async move {
             if until_sold_out(stream).await.is_ok() {
-                let _ = heard.send(Instant::now());
+                let _ = notify.send(Instant::now());
             }
         });
     }
-    drop(heard);
+    drop(notify);
     let bought_at = Instant::now();
     let buyer = Client::new(&server.url).with_header("x-user-id", "the-one");
     let body = serde_json::json!({"sku": SKU, "qty": 1});
     let answer = buyer.post("/api/v1/purchases", &body).await.context("buy the unit")?;
     ensure!(answer.json()["success"] == true, "the unit was not sold: {:?}", answer.body);
-    let mut told = (0, bought_at);
+    let mut received = (0, bought_at);
     let all = async {
-        while let Some(at) = hearing.recv().await {
-            told = (told.0 + 1, told.1.max(at));
+        while let Some(at) = notified.recv().await {
+            received = (received.0 + 1, received.1.max(at));
         }
     };
-    tokio::time::timeout(LIMIT, all).await.context("not everybody heard that it is sold out")?;
-    ensure!(told.0 == COUNT, "{} of {COUNT} streams heard that it is sold out", told.0);
+    tokio::time::timeout(LIMIT, all).await.context("not every stream received that it is sold out")?;
+    ensure!(received.0 == COUNT, "{} of {COUNT} streams received that it is sold out", received.0);
     let (_, failures) = server.hold_to_account(1).await;
-    let told_ms = told.1.duration_since(bought_at).as_secs_f64() * 1e3;
+    let notified_ms = received.1.duration_since(bought_at).as_secs_f64() * 1e3;
     let kb_each = after_kb.saturating_sub(before_kb) as f64 * 1.024 / COUNT as f64;
-    Ok(Found { told_ms, kb_each, failures })
+    Ok(StreamResults { notified_ms, kb_each, failures })
 }
 
-/// Streams that have had their first event.
+/// Opens the streams and waits for their first event.
 async fn listen(address: SocketAddr) -> Result<Vec<TcpStream>> {
     let (mut streams, mut opening) = (Vec::with_capacity(COUNT), JoinSet::new());
     for n in 0..COUNT {
-        if opening.len() >= AT_ONCE
+        if opening.len() >= CONCURRENCY
             && let Some(opened) = opening.join_next().await
         {
             streams.push(opened??);
@@ -98,12 +98,12 @@ async fn until_sold_out(mut stream: TcpStream) -> Result<()> {
 }
 
 async fn read_until(stream: &mut TcpStream, word: &str) -> Result<()> {
-    let (mut seen, mut buffer) = (Vec::new(), [0; 1024]);
+    let (mut text, mut buffer) = (Vec::new(), [0; 1024]);
     loop {
         let read = stream.read(&mut buffer).await?;
-        ensure!(read > 0, "the stream ended: {}", String::from_utf8_lossy(&seen));
-        seen.extend_from_slice(&buffer[..read]);
-        if String::from_utf8_lossy(&seen).contains(word) {
+        ensure!(read > 0, "the stream ended: {}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&buffer[..read]);
+        if String::from_utf8_lossy(&text).contains(word) {
             return Ok(());
         }
     }

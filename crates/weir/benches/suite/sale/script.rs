@@ -1,10 +1,11 @@
-//! Sale with Redis in front of Postgres, next to `redis-benchmark` calling Weir's own script, for one buyer a call.
+//! Compares sale with Redis in front of Postgres with `redis-benchmark` calling Weir's own script, for one buyer per
+//! call.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{BUYERS, FEW, Load, SKU};
+use super::{BUYERS, FLASH_SALE_UNITS, Load, SKU};
 use crate::Bench;
 use crate::postgres::Postgres;
 use crate::redis::{BUY, OPEN, RANDOM_DIGITS, Redis};
@@ -13,11 +14,11 @@ use crate::weir::Engines;
 
 const OPEN_FOR: Duration = Duration::from_secs(3_600);
 
-/// Purchases a second that servers with Redis answer, and how far the store may be behind when the load ends.
+/// The target for purchases per second with Redis, and for the backlog of the store when the load ends.
 const PURCHASES_TARGET_PER_S: f64 = 36_000.0;
 const BEHIND_TARGET_S: f64 = 0.1;
 
-/// Attempts through HTTP between two runs of the bare script, then purchases, all on one Redis.
+/// Measures attempts over HTTP between two runs of the bare script, then purchases, all on one Redis.
 pub(crate) async fn compare(
     bench: &Bench,
     postgres: &Postgres,
@@ -46,11 +47,11 @@ pub(crate) async fn compare(
         let name = format!("{}, store behind", run.row.name);
         results.target(&name, sender.lag_s, Bound::Below(BEHIND_TARGET_S), "s");
     }
-    results.take(run);
+    results.add(run);
     Ok(())
 }
 
-/// Calls a second of the bare script, for a sale of a hundred units: nearly all find it sold out.
+/// Measures the calls per second of the bare script for a sale of a hundred units: nearly all find it sold out.
 async fn measure(bench: &Bench, redis: &Redis) -> Result<Row> {
     let name = "redis-benchmark, attempts to buy".to_owned();
     eprintln!("measuring: {name}");
@@ -58,7 +59,7 @@ async fn measure(bench: &Bench, redis: &Redis) -> Result<Row> {
     let (server, key) = (redis.server(), format!("sale:{{{SKU}}}"));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is set")?;
     let (start, end) = (now.as_micros().to_string(), (now + OPEN_FOR).as_micros().to_string());
-    let units = FEW.to_string();
+    let units = FLASH_SALE_UNITS.to_string();
     let sale = ["1", SKU, "Bench", &units, &start, &end, &start, "UPCOMING", "", "1", "0"];
     server.command(&[&["EVAL", OPEN, "1", &key][..], &sale].concat()).await;
     let sha = server.command(&["SCRIPT", "LOAD", BUY]).await.text();
@@ -66,6 +67,6 @@ async fn measure(bench: &Bench, redis: &Redis) -> Result<Row> {
     let words = ["EVALSHA", &sha, "1", &key, "", "1", &buyer].map(str::to_owned);
     let (row, _calls) = redis.run(bench, BUYERS, &words).await?;
     let sold = server.command(&["HLEN", &format!("{key}:buyers")]).await.integer();
-    ensure!(sold == i64::from(FEW), "{sold} of {FEW} units were sold");
+    ensure!(sold == i64::from(FLASH_SALE_UNITS), "{sold} of {FLASH_SALE_UNITS} units were sold");
     Ok(Row { name, ..row })
 }

@@ -1,4 +1,4 @@
-//! The baseline of slot: pgbench calling a function that assigns one event a transaction, on Weir's own tables.
+//! The baseline of slot: pgbench calling a function that assigns one event per transaction, on Weir's own tables.
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -8,11 +8,11 @@ use crate::pgbench::Pgbench;
 use crate::postgres::Postgres;
 use crate::results::Row;
 
-/// The very tables Weir uses.
+/// The tables that Weir uses.
 const TABLES: &str = include_str!("../../../../store-postgres/migrations/0004_slot.sql");
 const FUNCTION: &str = include_str!("baseline.sql");
 const TOUCHED: &str = "rate_limit_window_counter, rate_limit_event_slot";
-/// Windows, as in Weir.
+/// In windows, as in Weir.
 const HEADROOM: u64 = 100;
 const WINDOW_MS: u64 = 4_000;
 
@@ -28,7 +28,7 @@ impl<'a> Baseline<'a> {
         Ok(Self { postgres, pgbench: Pgbench::new(bench, postgres, "slot", &script())? })
     }
 
-    /// Events a second from empty tables on, each of which has to get its slot.
+    /// Measures events per second, starting with empty tables, and checks that every event gets a slot.
     pub(crate) async fn measure(&self, bench: &Bench) -> Result<Row> {
         let name = "pgbench, one event a transaction";
         eprintln!("measuring: {name}");
@@ -56,7 +56,7 @@ impl<'a> Baseline<'a> {
     }
 }
 
-/// The time is the start of its window, which so offers all its places and all its milliseconds.
+/// The requested time is the start of its window, so that its whole capacity and length are available.
 fn script() -> String {
     format!(
         r"\set event random(1, 9223372036854775806)

@@ -1,4 +1,4 @@
-//! Bulk loads: each has one connection, on which events go out while answers come in, and every answer is looked at.
+//! Bulk loads: each uses one connection, sends events while responses arrive, and checks every response line.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -22,24 +22,22 @@ use crate::results::{Row, Run};
 use crate::table::grouped;
 use crate::weir::Engines;
 
-/// What is given to the connection at once, about 50 KB.
+/// Lines per write, about 50 KB.
 const LINES_PER_CHUNK: u64 = 500;
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What came back.
+/// The response lines of a load.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// The number of the first event.
     first: u64,
-    /// Lines so far.
     lines: u64,
-    /// Of these, new slots of the events they answer.
+    /// Lines that are new slots of the expected events.
     pub(super) new: u64,
-    /// From before the connection was made until the last answer was read.
+    /// The time from before connecting until the last line was read.
     took: Duration,
-    /// The first line that was something else.
+    /// The first unexpected line.
     wrong: Option<String>,
-    /// What came of the next line.
+    /// The incomplete next line.
     partial: Vec<u8>,
 }
 
@@ -50,7 +48,7 @@ struct Answer<'a> {
     status: &'a str,
 }
 
-/// Loads a fresh server with so many uploads at once, then holds its books against the answers it gave.
+/// Loads a fresh server with concurrent uploads, then compares its audit with its responses.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, uploads: u64) -> Result<Run> {
     let (each, events) = (bench.events / uploads, bench.events / uploads * uploads);
     let at_once = if uploads == 1 { String::new() } else { format!(", {uploads} uploads at once") };
@@ -68,7 +66,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, uploads: u64) -
     Ok(Run { row: Row::without_latency(name, rate, events.saturating_sub(new)), failures })
 }
 
-/// On an empty database, which is gone afterwards.
+/// Runs on an empty database, which is dropped afterwards.
 pub(crate) async fn measure_on_postgres(bench: &Bench, postgres: &Postgres, uploads: u64) -> Result<Run> {
     let database = postgres.database().await;
     let engines = Engines { postgres: Some(database.url()), ..Engines::EMBEDDED };
@@ -77,7 +75,7 @@ pub(crate) async fn measure_on_postgres(bench: &Bench, postgres: &Postgres, uplo
     Ok(run)
 }
 
-/// Sends these events and reads what is answered.
+/// Sends these events and reads the response.
 pub(super) async fn send(url: &str, events: Range<u64>) -> Result<Answers> {
     timeout(LIMIT, exchange(url, events)).await.context("the load took too long")?
 }
@@ -137,7 +135,7 @@ impl Answers {
         self.lines += 1;
     }
 
-    /// What is wrong with them as answers to this many events.
+    /// Returns what is wrong with the response to this many events.
     fn problem(&self, events: u64) -> Option<String> {
         let Self { lines, new, wrong, partial, .. } = self;
         let as_promised = (*lines, *new) == (events, events) && partial.is_empty();

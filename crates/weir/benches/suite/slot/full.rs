@@ -1,5 +1,5 @@
-//! What full windows cost an event that asks for their time: one client, by turns on a database without any and on one
-//! that a bulk load for the same time has filled.
+//! The cost of full windows for an event that requests their time: one client, alternating between a database without
+//! full windows and one that a bulk load for the same time has filled.
 
 use anyhow::{Context as _, Result, ensure};
 use weir_testkit::postgres::Database;
@@ -16,24 +16,23 @@ const TURNS: u64 = 2;
 const FULL: &str = "SELECT count(*) FROM rate_limit_window_counter WHERE status = 'CLOSED'";
 
 pub(crate) struct Found {
-    /// In the order they were taken.
+    /// In the order of measurement.
     pub(crate) runs: Vec<Run>,
-    /// What the ratio is of.
+    /// The name of the ratio.
     pub(crate) name: String,
     pub(crate) ratio: f64,
 }
 
-/// A database with its server.
 struct Side {
     server: Server,
     database: Database,
-    /// What the bulk load and the calls were given, those of warm-ups left out.
+    /// The slots assigned by the bulk load and the calls, without those of warm-ups.
     slots: u64,
-    /// The median latency of each turn, added up.
+    /// The sum of the median latencies of its turns.
     medians_ms: f64,
 }
 
-/// The ratio is of the median latencies, each the mean of its turns.
+/// Compares the median latencies, each the mean of its turns.
 pub(crate) async fn measure(bench: &Bench, postgres: &Postgres) -> Result<Found> {
     let windows = bench.events / MAX_PER_WINDOW;
     let mut empty = Side::start(bench, postgres, "no full windows").await?;

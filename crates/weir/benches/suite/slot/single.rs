@@ -1,4 +1,4 @@
-//! Events one a call: `POST /api/v1/slots` on keep-alive connections in a closed loop, each with an id of its own.
+//! One event per call: `POST /api/v1/slots` on keep-alive connections in a closed loop, each with its own id.
 
 use anyhow::{Context as _, Result};
 use weir_bench::{Body, LoadOptions, Report, Target, Template, resolve};
@@ -10,12 +10,12 @@ use crate::results::{Row, Run};
 use crate::weir::{Engines, HOST};
 
 const CLIENTS: usize = 64;
-/// All that the generator's digits can say. It draws ids at random, so that hardly any comes twice.
+/// The range of the generator's digits. It draws ids at random, so that hardly any id occurs twice.
 const IDS: u64 = 10_000_000_000;
-/// More ids that were there before than chance can bring.
+/// More repeated ids than random draws can produce.
 const REPEATS: u64 = 20;
 
-/// Loads a fresh server on an empty database, then holds its books against the answers it gave.
+/// Loads a fresh server on an empty database, then compares its audit with its responses.
 pub(crate) async fn measure(bench: &Bench, postgres: &Postgres) -> Result<Run> {
     let name = format!("weir Postgres, {CLIENTS} clients, one event a call");
     eprintln!("measuring: {name}");
@@ -29,8 +29,8 @@ pub(crate) async fn measure(bench: &Bench, postgres: &Postgres) -> Result<Run> {
     Ok(Run { row: Row::from_report(&report), failures })
 }
 
-/// Events whose ids begin with `ids`, from this many clients. Loads of one server must differ in `ids`, since the
-/// generator draws the same numbers each time.
+/// Runs a load of events whose ids start with `ids`. Loads of one server must differ in `ids`, since the generator
+/// draws the same numbers each time.
 pub(super) async fn load(bench: &Bench, name: &str, url: &str, ids: &str, clients: usize) -> Result<Report> {
     let (address, _) = resolve(url, false).await?;
     let body = Body {
@@ -49,12 +49,12 @@ pub(super) async fn load(bench: &Bench, name: &str, url: &str, ids: &str, client
     weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))
 }
 
-/// Slots that were assigned while it was measured; those of the warm-up come on top.
+/// Returns the slots assigned during the measured time, without the warm-up.
 pub(super) fn new(report: &Report) -> u64 {
     report.statuses.get(&201).copied().unwrap_or_default()
 }
 
-/// A load of events that have slots would be another measurement.
+/// Returns a failure if events had slots already, which would be a different measurement.
 pub(super) fn repeats(report: &Report) -> Vec<String> {
     let existing = report.statuses.get(&200).copied().unwrap_or_default();
     let failure = format!("{}: {existing} events had slots already", report.name);
