@@ -1,6 +1,6 @@
-//! Generates the gRPC messages and service from `proto/`, without protoc, and puts the sale page into the binary, if it was
-//! built: `web/dist`. It never builds the page itself, so that a machine without Node can build Weir; the server then says how to
-//! get the page.
+//! Generates the gRPC messages and service from `proto/`, without protoc, and embeds the sale page, `web/dist`, if it has been
+//! built. It never builds the page itself, so that Weir builds on a machine without Node; the server then says how to get the
+//! page.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn generate_grpc() -> io::Result<()> {
 fn embed_page() -> io::Result<()> {
     let web = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../web");
     let dist = web.join("dist");
-    // A path that is not there counts as changed every time; building the page touches this file instead.
+    // Cargo treats a missing path as always changed, so this file is watched instead. Building the page touches it.
     let watched = if dist.is_dir() { dist.clone() } else { PathBuf::from("build.rs") };
     println!("cargo::rerun-if-changed={}", watched.display());
     let mut files = Vec::new();
@@ -42,7 +42,7 @@ fn embed_page() -> io::Result<()> {
     fs::write(PathBuf::from(env::var("OUT_DIR").unwrap_or_default()).join("page.rs"), list)
 }
 
-/// The files of a folder, by their names below `dist`.
+/// Collects the files of a folder with their names relative to `dist`.
 fn collect(folder: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! What every handler shares: the services, the credentials, the metrics.
+//! The state that handlers and workers share: services, credentials, metrics.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,49 +20,32 @@ use crate::slot::service::SlotService;
 use crate::telemetry::metrics::{Metrics, Shortage};
 use crate::tier::service::TierService;
 
-/// What every handler shares.
 pub struct App {
-    /// The settings it was started with.
     pub settings: Settings,
-    /// Who may call.
     pub auth: Auth,
-    /// What it tells about itself.
     pub metrics: Arc<Metrics>,
-    /// Where the state is.
     pub engines: Engines,
-    /// Quota.
     pub quota: QuotaService,
-    /// Slot.
     pub slot: SlotService,
-    /// Tier.
     pub tier: TierService,
-    /// Request.
     pub requests: RequestService,
-    /// Where AI calls go.
     pub gateway: Gateway,
-    /// Sale.
     pub sale: SaleService,
-    /// What one address may do.
     pub address_limits: AddressLimits,
     /// The memory for unfinished heads and bodies: half of `http.max_buffered`.
     pub buffers: BufferBudget,
-    /// The memory for bulk uploads and their answers: the other half, so that uploads that wait for memory, or for callers
-    /// that do not read, leave ordinary requests theirs.
+    /// The memory for bulk uploads and their responses: the other half. Uploads that wait for memory, or for callers that do
+    /// not read, take none from ordinary requests.
     pub upload_buffers: BufferBudget,
-    /// What callers entrust to request is sealed with these.
+    /// Encrypts the payloads of requests.
     pub keys: Arc<Keyring>,
-    /// Whether the engines answer.
     pub health: Health,
-    /// The clocks that decide.
     pub(crate) clocks: Arc<Clocks>,
-    /// When it started.
     pub started: Instant,
-    /// The steps of a stop.
     pub shutdown: Shutdown,
 }
 
 impl App {
-    /// Puts the parts together.
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
         let metrics = Metrics::new(

@@ -1,4 +1,4 @@
-//! The engines chosen by the settings, opened, behind the seams the services use.
+//! Opens the engines that the settings choose and hides them behind the traits that services use.
 
 pub(crate) mod broker_jobs;
 mod kafka;
@@ -23,50 +23,46 @@ use weir_store::tier::LimitStore;
 use weir_store::{Batch, Error, LaneMetrics, Lanes, Result};
 use weir_store_redis::{Redis, RedisLimits, RedisRequests, RedisSales};
 
-use self::broker_jobs::{Broker as RequestBroker, TOPIC as REQUEST_TOPIC};
+use self::broker_jobs::{RequestBroker, TOPIC as REQUEST_TOPIC};
 pub(crate) use self::kafka::Kafka;
+use self::store::EngineOptions;
 pub(crate) use self::store::Store;
-use self::store::Surroundings;
 use crate::settings::Settings;
 use crate::settings::store::{BrokerChoice, CacheChoice};
 
-/// How long a start waits for a database that is not there yet.
+/// How long a start waits for a database that does not answer yet.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause before a store that did not answer in time is asked again.
+/// The pause between attempts to reach the store during a start.
 const START_PAUSE: Duration = Duration::from_millis(500);
-/// How long a start waits for a cache, which it can do without.
+/// How long a start waits for Redis, without which the server can run.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Callers that a throttle counts at the same time: about 50 MB when all of them have called within a second.
-const THROTTLED_MAX: usize = 524_288;
+/// Keys that a throttle counts at the same time: about 50 MB when all of them have called within a second.
+const THROTTLE_KEYS_MAX: usize = 524_288;
 
-/// The engines the settings name, put together.
+/// The engines that the settings choose.
 #[derive(Clone)]
 pub struct Engines {
-    /// What holds the state.
     pub store: Store,
-    /// What stands before it.
     pub redis: Option<Redis>,
-    /// What carries messages instead of it.
+    /// Carries messages instead of the store's queue.
     pub kafka: Option<Kafka>,
-    /// What limits have spent, as far as this process knows.
+    /// Rate limits in the memory of this process.
     local: LocalLimiter,
-    /// Sales on Redis, where there is one.
+    /// Decides sales instead of the store.
     pub redis_sales: Option<RedisSales>,
-    /// What following Redis tells about itself.
     pub follow_metrics: LedgerMetrics,
-    /// How the cache of quota tells about itself.
     pub cache_metrics: CacheMetrics,
     /// Replaces the clocks that decide, for tests.
     test_clock: Option<Arc<dyn Clock>>,
-    /// Where lanes run. The threads that serve HTTP let a call reach its lane, and an answer its caller, without a switch between
-    /// threads. None means where they are started.
+    /// The runtimes on which lanes run. On the threads that serve HTTP, a call reaches its lane and a response its caller
+    /// without a switch between threads. If empty, lanes run where they are started.
     pub lane_runtimes: Vec<Handle>,
 }
 
 impl Engines {
-    /// Opens them; `clock` replaces the store's own, for tests.
-    /// Fails when the store cannot be opened, or a database does not answer within half a minute. A cache or a broker
-    /// that does not answer is no error: the one is gone without until it does, for the other callers get 503.
+    /// Opens the engines. `clock` replaces the store's own, for tests.
+    /// Fails when the store cannot be opened, or a database does not answer within half a minute. A Redis or Kafka that does
+    /// not answer is no error: the server runs without Redis until it answers; without Kafka, callers get 503.
     pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let kafka = match &settings.store.broker {
             BrokerChoice::Embedded => None,
@@ -77,24 +73,24 @@ impl Engines {
             CacheChoice::Redis(target) => Some(Redis::start((**target).clone())),
         };
         let cache_metrics = CacheMetrics::default();
-        let around = Surroundings {
+        let options = EngineOptions {
             clock: clock.clone(),
             publisher: kafka.as_ref().map(Kafka::publisher),
             redis: redis.as_ref(),
             cache_metrics: &cache_metrics,
         };
-        let store = Store::open(settings, around).await?;
+        let store = Store::open(settings, options).await?;
         if let Some(redis) = &redis {
-            // A server that is ready has its cache, if there is one, and hears of limits that change.
+            // If Redis answers, a server that reports ready uses it and receives changes of limits.
             let _ = tokio::time::timeout(CACHE_TIMEOUT, redis.connected()).await;
-            let _ = tokio::time::timeout(CACHE_TIMEOUT, hears_of_changes(&store.limit_changes)).await;
+            let _ = tokio::time::timeout(CACHE_TIMEOUT, wait_for_limit_changes(&store.limit_changes)).await;
         }
-        let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
+        let local = retry_at_start(|| open_limits(&store, redis.is_some(), settings)).await?;
         let follow_metrics = LedgerMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
-                // A connection of its own: nothing else can answer here, so more time is given than to a cache.
+                // A separate connection with a longer timeout: Redis decides sales, and nothing else can in its place.
                 let redis = Redis::start((**target).clone().for_sales(settings.store.redis_sale_timeout));
                 let _ = tokio::time::timeout(CACHE_TIMEOUT, redis.connected()).await;
                 Some(RedisSales::new(
@@ -118,8 +114,8 @@ impl Engines {
         })
     }
 
-    /// Where the sender takes messages from.
-    /// Fails when a consumer cannot be made.
+    /// Returns the source of the sender's messages.
+    /// Fails when a Kafka consumer cannot be created.
     pub fn source(&self) -> Result<Arc<dyn MessageSource>> {
         match &self.kafka {
             Some(kafka) => kafka.source(),
@@ -127,28 +123,27 @@ impl Engines {
         }
     }
 
-    /// Where workers are told which requests to do; none where the store alone hands them out.
-    /// Fails when a consumer cannot be made.
+    /// Returns the source of request ids for workers, or `None` without a broker: workers then claim from the store only.
+    /// Fails when a Kafka consumer cannot be created.
     pub fn request_source(&self) -> Result<Option<Arc<dyn MessageSource>>> {
         let open = |kafka: &Kafka| kafka.source_of(REQUEST_TOPIC, &format!("{}-requests", kafka.group));
         self.kafka.as_ref().map(open).transpose()
     }
 
-    /// What gives accepted requests to workers; none where the store alone does.
+    /// Returns the broker that carries accepted requests to workers, if there is one.
     #[must_use]
     pub fn request_broker(&self) -> Option<RequestBroker> {
         let timeout = self.kafka.as_ref()?.timeout;
         Some(RequestBroker::new(self.publisher()?, self.requests(), timeout))
     }
 
-    /// Where events are published, unless they go on the store's own queue.
+    /// Returns the publisher of events, or `None` if they are enqueued in the store.
     #[must_use]
     pub fn publisher(&self) -> Option<Arc<dyn Publisher>> {
         self.kafka.as_ref().map(Kafka::publisher)
     }
 
-    /// Where requests are, behind Redis if there is one: for whoever changes them, and for callers who read them. A status
-    /// read there may be old for a moment.
+    /// Returns the store of requests, behind Redis if there is one. A status read from Redis may be stale for a moment.
     #[must_use]
     pub fn requests(&self) -> Arc<dyn RequestStore> {
         match &self.redis {
@@ -157,7 +152,7 @@ impl Engines {
         }
     }
 
-    /// Where limits are decided: in Redis if there is one, else in this process. To be made once.
+    /// Returns the store that decides limits: Redis if there is one, otherwise this process. Call it once.
     #[must_use]
     pub fn limits(&self, settings: &Settings, metrics: LaneMetrics) -> Arc<dyn LimitStore> {
         let local = self.local.clone();
@@ -167,15 +162,15 @@ impl Engines {
         Arc::new(RedisLimits::start(redis, local, clock, test_clock, capacity, metrics))
     }
 
-    /// A throttle at `per_second` calls of one key, of which `at_once` may come together; `None` at 0, which is no limit.
+    /// Returns a throttle of `per_second` calls per key with bursts of `burst`, or `None` if `per_second` is 0: no limit.
     #[must_use]
-    pub fn throttle(&self, per_second: u32, at_once: u32) -> Option<Arc<dyn Throttle>> {
-        // No other number is out of range: settings end at 1,000,000.
-        let bucket = TokenBucket::new(at_once, per_second, Duration::from_secs(1)).ok()?;
-        Some(Arc::new(KeyThrottle::new(bucket, THROTTLED_MAX, Arc::clone(&self.store.steady_clock))))
+    pub fn throttle(&self, per_second: u32, burst: u32) -> Option<Arc<dyn Throttle>> {
+        // Fails only at 0: settings allow at most 1,000,000.
+        let bucket = TokenBucket::new(burst, per_second, Duration::from_secs(1)).ok()?;
+        Some(Arc::new(KeyThrottle::new(bucket, THROTTLE_KEYS_MAX, Arc::clone(&self.store.steady_clock))))
     }
 
-    /// Where sales are decided.
+    /// Returns the store that decides sales.
     #[must_use]
     pub fn sales(&self) -> Arc<dyn SaleStore> {
         match &self.redis_sales {
@@ -184,19 +179,19 @@ impl Engines {
         }
     }
 
-    /// Whether other processes may change what decides sales.
+    /// Whether other processes may change the sales.
     #[must_use]
     pub const fn sales_are_shared(&self) -> bool {
         self.redis_sales.is_some() || self.store.is_shared
     }
 
-    /// The clock by which sales are decided, where this process can read it: Redis's it cannot.
+    /// Returns the clock that decides sales. `None` if it is that of another server, such as Redis.
     #[must_use]
     pub fn sales_clock(&self) -> Option<Arc<dyn Clock>> {
         if self.redis_sales.is_some() { None } else { self.store.readable_clock.clone() }
     }
 
-    /// Starts the lanes of a capability. `run` carries out one batch and answers with one outcome for each command, in order.
+    /// Starts the lanes of a capability. `run` executes one batch and returns one outcome per command, in order.
     pub fn start_lanes<C, R, F, Fut>(&self, name: &'static str, metrics: LaneMetrics, run: F) -> Lanes<C, R>
     where
         C: Send + 'static,
@@ -208,7 +203,7 @@ impl Engines {
     }
 }
 
-/// Limits that Redis has are kept there. Processes that answer no calls decide nothing, and keep nothing.
+/// The limiter saves its counts only in processes that decide limits: those with the role `api` and without Redis.
 async fn open_limits(store: &Store, is_in_redis: bool, settings: &Settings) -> Result<LocalLimiter> {
     let (clock, keys_max) = (Arc::clone(&store.steady_clock), settings.tier.keys_max);
     if settings.process.roles.api && !is_in_redis {
@@ -218,22 +213,23 @@ async fn open_limits(store: &Store, is_in_redis: bool, settings: &Settings) -> R
     }
 }
 
-/// Waits until a server hears of limits that others change.
-async fn hears_of_changes(limit_changes: &LimitChangeFeed) {
+/// Waits until this server receives the changes of limits that others make.
+async fn wait_for_limit_changes(limit_changes: &LimitChangeFeed) {
     let since = Instant::now();
     while !limit_changes.is_current_as_of(since) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Asks again for as long as a start waits for a database: one that is busy may take longer than a call may.
-/// Fails when it did not answer in that time, or answered with something that asking again does not mend.
-pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
+/// Repeats a call to the store during a start while it fails transiently: a busy database may take longer than the timeout
+/// of a call.
+/// Fails with the first permanent error, or with the last one after [`START_TIMEOUT`].
+pub(crate) async fn retry_at_start<T, F: Future<Output = Result<T>>>(call: impl Fn() -> F) -> Result<T> {
     let give_up_at = Instant::now() + START_TIMEOUT;
     loop {
-        match ask().await {
+        match call().await {
             Err(error) if error.is_transient() && Instant::now() < give_up_at => {
-                tracing::warn!(error = %error.with_causes(), "waiting for the store");
+                tracing::warn!(error = %error.with_causes(), "waiting for the store, which does not answer yet");
                 tokio::time::sleep(START_PAUSE).await;
             }
             outcome => return outcome,
@@ -241,7 +237,7 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl Fn() -
     }
 }
 
-/// Waits for a call to the store no longer than the API's timeout; after that the caller gets an answer and the call goes on.
+/// Limits how long a caller waits for a call to the store.
 pub(crate) async fn within<T>(timeout: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(timeout, call).await {
         Ok(outcome) => outcome,

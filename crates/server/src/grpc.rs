@@ -1,54 +1,58 @@
-//! The gRPC API: Envoy's rate limit service and health checks, on an address of their own.
+//! The gRPC API: Envoy's rate limit service and health checks, on a separate address. It checks credentials; `decide.rs` asks
+//! the policies.
 //!
-//! Memory is bounded: unfinished requests share a budget (`body.rs`), and a connection has fixed limits on what HTTP/2 buffers
-//! for it. docs/bounds.md has the sum.
+//! Memory is bounded: unfinished requests share a budget (`body.rs`), and HTTP/2 buffers a fixed amount per connection.
+//! docs/bounds.md has the sum.
 
 mod accept;
 mod body;
 mod codec;
 mod decide;
 pub mod message;
-mod service;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::metadata::MetadataMap;
 use tonic::service::LayerExt;
 use tonic::transport::Server;
+use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tower::util::MapRequestLayer;
 
 use self::body::BodyLimits;
-use self::message::SERVICE_NAME;
-use self::service::rate_limit_server;
+use self::message::{
+    RateLimitRequest, RateLimitResponse, RateLimitService, RateLimitServiceServer, SERVICE_NAME,
+};
 use crate::app::App;
 use crate::auth::credentials::{ADMIN_KEY_HEADER, Credentials, LIMITS_CHECK};
 use crate::buffer_budget::BufferBudget;
 
-/// Connections at once, if `http.max_connections` does not allow fewer. A proxy has one for each of its threads.
+/// The most connections, if `http.max_connections` does not allow fewer. A proxy opens one for each of its threads.
 const CONNECTIONS_MAX: usize = 4_096;
-/// Requests of one connection under way at once. Proxies open another connection for more.
+/// The most concurrent requests of one connection. Proxies open another connection for more.
 const STREAMS_MAX: u32 = 256;
 /// The largest head of a request.
 const HEAD_BYTES_MAX: u32 = 16 * 1024;
-/// What a request may send before it is read: HTTP/2's own default. Messages have a few hundred bytes.
+/// The bytes that a request may send before they are read: HTTP/2's own default. Messages have a few hundred bytes.
 const STREAM_WINDOW_BYTES: u32 = 65_535;
-/// The same for a connection. h2 closes a connection whose unread small frames have more overhead than half of this; the frames of
-/// as many requests as may be under way have a quarter.
+/// The bytes that a connection may send before they are read. h2 closes a connection when the overhead of unread small frames
+/// exceeds half of this; the frames of [`STREAMS_MAX`] requests reach a quarter.
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 256 * STREAMS_MAX;
 /// The memory for unfinished requests of all connections.
 const BUFFERED_MAX: usize = 32 << 20;
-/// How often an idle connection is pinged, and how long the peer may take to answer.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PONG_WITHIN: Duration = Duration::from_secs(20);
+/// How often an idle connection is pinged.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// How long the peer may take to answer a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest request of a health check: the name of a service.
 const HEALTH_BYTES_MAX: usize = 1_024;
-/// How long a stop waits for responses. They take milliseconds, but a client that watches health never ends.
+/// The largest rate limit request. Proxies send a few hundred bytes.
+const MESSAGE_BYTES_MAX: usize = 256 * 1024;
+/// How long a stop waits for responses. They take milliseconds, but the stream of a client that watches health never ends.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Serves until the server stops, then until every request under way is answered.
@@ -56,7 +60,9 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
-    let gate = Gate { is_open: is_local || app.settings.auth.allow_anonymous, app: Arc::clone(&app) };
+    let is_open = is_local || app.settings.auth.allow_anonymous;
+    let rate_limits = RateLimitServiceServer::new(RateLimitEndpoint { is_open, app: Arc::clone(&app) })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let settings = app.settings.http;
     let limits = BodyLimits { budget: BufferBudget::new(BUFFERED_MAX), timeout: settings.read_timeout };
     let incoming = accept::connections(listener, settings.max_connections.min(CONNECTIONS_MAX));
@@ -73,37 +79,48 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
         .http2_max_header_list_size(HEAD_BYTES_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keepalive_interval(Some(PING_EVERY))
-        .http2_keepalive_timeout(Some(PONG_WITHIN))
-        // Health needs no credentials: it is answered from memory and reveals nothing else.
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        // Health needs no credentials: it is answered from memory and reveals nothing but health.
         .add_service(limit_bodies.named_layer(health.max_decoding_message_size(HEALTH_BYTES_MAX)))
-        .add_service(limit_bodies.named_layer(rate_limit_server(gate)))
+        .add_service(limit_bodies.named_layer(rate_limits))
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;
-        // Whichever comes first: a stop may have less time than that.
+        // The stop may have less time than the grace period.
         let _ = tokio::time::timeout(GRACE, app.shutdown.giving_up().cancelled()).await;
     };
     tokio::select! {
         served = server => if let Err(error) = served {
-            tracing::error!(%error, "gRPC is no longer served");
+            tracing::error!(%error, "the gRPC server failed; gRPC is no longer served until a restart");
         },
         () = end => {}
     }
 }
 
-/// Checks credentials.
+/// `envoy.service.ratelimit.v3.RateLimitService`.
 #[derive(Clone)]
-struct Gate {
+struct RateLimitEndpoint {
     app: Arc<App>,
-    /// Whether requests without credentials are admitted: on a loopback address only, unless the settings allow it.
+    /// Whether requests without credentials are admitted: on a loopback address, or if the settings allow it.
     is_open: bool,
 }
 
-impl Gate {
+#[tonic::async_trait]
+impl RateLimitService for RateLimitEndpoint {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        self.admit(request.metadata())?;
+        decide::should_rate_limit(&self.app.tier, request.get_ref()).await.map(Response::new)
+    }
+}
+
+impl RateLimitEndpoint {
     fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
-        let brings = |name: &str| metadata.contains_key(name);
-        if self.is_open && !brings(ADMIN_KEY_HEADER) && !brings(http::header::AUTHORIZATION.as_str()) {
+        let has = |name: &str| metadata.contains_key(name);
+        if self.is_open && !has(ADMIN_KEY_HEADER) && !has(http::header::AUTHORIZATION.as_str()) {
             return Ok(());
         }
         let headers = metadata.clone().into_headers();

@@ -1,4 +1,4 @@
-//! The server: settings, credentials, engines, services, HTTP and workers, put together and taken apart in order.
+//! The server: starts settings, credentials, engines, services, HTTP and workers in order, and stops them in order.
 
 mod address_limits;
 mod app;
@@ -45,52 +45,47 @@ use crate::settings::source::SettingError;
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A setting is wrong; the sentence says how.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// An engine could not be opened.
     #[error("cannot open the store")]
     Engine(#[from] weir_store::Error),
-    /// The system said no.
-    #[error("cannot {what}")]
+    #[error("cannot {action}")]
     System {
-        /// What was tried.
-        what: String,
-        /// What it said.
+        action: String,
         #[source]
         source: std::io::Error,
     },
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
     app: Arc<App>,
     address: SocketAddr,
-    /// Where gRPC is served, and by whom; only with the role api.
+    /// The address and the task of gRPC; only with the role `api`.
     grpc: Option<(SocketAddr, JoinHandle<()>)>,
     http: HttpServer,
     workers: TaskTracker,
 }
 
 impl Server {
-    /// Starts everything the settings ask for. `clock` replaces the engine's own, for tests.
-    /// Fails when the data directory, an engine or the address cannot be had.
+    /// Starts everything that the settings ask for. `clock` replaces the engine's own, for tests.
+    /// Fails when the data directory cannot be created, an engine cannot be opened, or the address cannot be bound.
     pub async fn start(settings: Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self, StartError> {
         let data = &settings.process.data;
         auth::secrets::create_directory(data).map_err(|error| {
-            SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
+            SettingError::new("data", data.display(), format!("a directory that can be created ({error})"))
         })?;
         engines::lost_database::check(&settings, &auth::secrets::SERVER_FILES)?;
-        engines::lost_database::create_first(&settings)?;
+        engines::lost_database::create_database_first(&settings)?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
         let http = HttpServer::start(settings.http.threads())
-            .map_err(|source| StartError::System { what: "start the HTTP threads".to_owned(), source })?;
+            .map_err(|source| StartError::System { action: "start the HTTP threads".to_owned(), source })?;
         let mut engines =
             Engines::open(&settings, clock).await.map_err(|error| cannot_open(&settings, error))?;
         auth::file_modes::warn_about_exposed_files(&settings);
-        // Postgres answers a batch in several round trips, and after each a lane would wait behind the connections of its thread;
-        // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
+        // Postgres takes several round trips per batch, and after each the lane would wait behind the connections of its
+        // thread. With SQLite, which has its own thread, a lane only passes on batches and outcomes.
         if !engines.store.is_shared {
             engines.lane_runtimes = http.runtimes();
         }
@@ -108,7 +103,7 @@ impl Server {
         };
         let app = App::new(settings, auth, keys, engines);
         if app.settings.process.roles.api {
-            engines::patiently(|| app.tier.load()).await?;
+            engines::retry_at_start(|| app.tier.load()).await?;
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
@@ -117,19 +112,18 @@ impl Server {
         Ok(Self { app, address, grpc, http, workers })
     }
 
-    /// Where it listens.
+    /// The address of the HTTP API.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it serves gRPC.
     #[must_use]
     pub fn grpc_address(&self) -> Option<SocketAddr> {
         self.grpc.as_ref().map(|(address, _)| *address)
     }
 
-    /// One line for whoever started it: where it is, what it runs on, where the secrets are.
+    /// One line for the operator: the addresses, the engines, and where the secrets are.
     #[must_use]
     pub fn ready_line(&self) -> String {
         let data = &self.app.settings.process.data;
@@ -155,7 +149,7 @@ impl Server {
         )
     }
 
-    /// Finishes what was accepted, within the settings' deadline. False when that was not enough.
+    /// Stops the server after it has finished what it accepted. Returns false if `http.shutdown_timeout` was not enough.
     pub async fn stop(self) -> bool {
         let timeout = self.app.settings.http.shutdown_timeout;
         let shutdown = self.app.shutdown.clone();
@@ -165,7 +159,7 @@ impl Server {
         is_finished
     }
 
-    /// Requests first, since they feed the lanes; then the lanes; then whoever works on what they enqueued.
+    /// Finishes HTTP and gRPC calls first, since they feed the lanes, then the lanes, then the workers.
     async fn finish(self) {
         self.http.wait_until_closed().await;
         if let Some((_, grpc)) = self.grpc {
@@ -182,7 +176,7 @@ impl Server {
     }
 }
 
-/// A database that must not be used is a setting to be mended, like a wrong one.
+/// Reports a database that must not be used as a wrong setting.
 fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
     match (weir_store_postgres::unsuitable(&error), &settings.store.engine) {
         (Some(reason), settings::store::EngineChoice::Postgres(target)) => {
@@ -193,17 +187,16 @@ fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
     }
 }
 
-/// Makes sure that this server can open what others have sealed in the store.
+/// Checks that this server has the keys of all encrypted payloads in the store.
 async fn check_keys(engines: &Engines, keys: &Keyring, settings: &Settings) -> Result<(), StartError> {
     let (store, now) = (Arc::clone(&engines.store.requests), engines.store.wall_clock.now());
     let check = || key_check::missing_key(&*store, keys, now, settings.request.retention);
-    match engines::patiently(check).await? {
+    match engines::retry_at_start(check).await? {
         Some(missing) => Err(missing.into()),
         None => Ok(()),
     }
 }
 
-/// Binds an address that a setting names.
 async fn listen(address: SocketAddr, setting: &str) -> Result<(TcpListener, SocketAddr), StartError> {
     let refused = |source| cannot_listen(address, setting, source);
     let listener = http::serve::bind_one(address).await.map_err(refused)?;
@@ -212,5 +205,5 @@ async fn listen(address: SocketAddr, setting: &str) -> Result<(TcpListener, Sock
 }
 
 fn cannot_listen(address: SocketAddr, setting: &str, source: std::io::Error) -> StartError {
-    StartError::System { what: format!("listen on {address} ({setting})"), source }
+    StartError::System { action: format!("listen on {address} ({setting})"), source }
 }

@@ -1,12 +1,10 @@
-//! Calls that Weir makes over HTTP: to downstreams, which the operator has named, and to callback URLs, which a caller has.
+//! HTTP calls that Weir makes: to downstreams, which the operator configures, and to callback URLs, which callers supply.
 //!
-//! A call is one POST on HTTP/1.1. It is bounded in time and in what it reads, follows no redirect and knows no proxy:
-//! what is named is what is called. Where a caller named it, [`Reach::Public`] keeps the call out of private networks.
+//! A call is one POST on HTTP/1.1. It is bounded in time and in the bytes that it reads. It follows no redirects and uses no
+//! proxy, so it reaches exactly the given target. [`Reach::Public`] keeps calls to callers' URLs out of private networks.
 
 pub(crate) mod address;
 pub(crate) mod connect;
-mod retry_after;
-
 use std::error::Error as StdError;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -27,99 +25,92 @@ use url::Url;
 pub(crate) use self::connect::Reach;
 use self::connect::{Connector, ForbiddenAddress};
 
-/// How much of an answer that nobody wants is read, so that its connection can be used again.
-const DRAINED_BYTES_MAX: usize = 64 * 1024;
-/// How long a connection waits for another call: shorter than most servers keep one that nobody uses.
-const IDLE: Duration = Duration::from_secs(4);
-/// How long the head of an answer may be.
+/// The most that is read of a body that is not used, so that its connection can be reused.
+const DRAIN_BYTES_MAX: usize = 64 * 1024;
+/// How long an idle connection is kept: shorter than most servers do.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// The largest head of a response.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// What a client may spend on its calls.
+/// The limits of a client's calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutboundLimits {
-    /// How long it may take to get a connection, names and TLS included.
+    /// The time to connect, including name resolution and TLS.
     pub connect_timeout: Duration,
-    /// How long the whole answer may take from then on.
+    /// The time for the whole response, once connected.
     pub read_timeout: Duration,
-    /// The longest body of a 2xx; of 0, bodies are not read at all.
+    /// The largest body of a 2xx response. With 0, bodies are not read.
     pub body_max: usize,
-    /// How many connections to one host may wait for another call.
+    /// The most idle connections to one host.
     pub idle_max: usize,
 }
 
-/// Makes calls.
 #[derive(Clone, Debug)]
 pub(crate) struct OutboundClient {
     client: Client<Connector, Full<Bytes>>,
-    bounds: OutboundLimits,
+    limits: OutboundLimits,
 }
 
-/// Whom to call.
+/// The URL of a call. User and password of the URL become its `Authorization`.
 #[derive(Clone, Debug)]
 pub(crate) struct OutboundTarget {
     uri: Uri,
-    /// What a user and a password in the URL come to.
     authorization: Option<HeaderValue>,
 }
 
-/// What was answered.
 #[derive(Clone, Debug)]
 pub(crate) struct OutboundResponse {
-    /// The status.
     pub status: StatusCode,
-    /// How long the other side asks to be left alone.
     pub retry_after: Option<Duration>,
-    /// The body of a 2xx; empty for any other.
+    /// The body of a 2xx response; empty for any other.
     pub body: Bytes,
 }
 
-/// Why there is no answer.
+/// Why a call has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OutboundError {
-    /// No connection, or no whole answer, in time.
+    /// Connecting or the response took too long.
     #[error("there was no answer in time")]
     TimedOut,
-    /// No connection.
     #[error("no connection: {0}")]
     Unreachable(String),
-    /// The name leads only to addresses that may not be called.
+    /// The host resolves only to addresses that may not be called.
     #[error("the address is private or reserved")]
     ForbiddenAddress,
-    /// The answer is not HTTP, or broke off.
+    /// The response is not HTTP, or was cut off.
     #[error("the answer could not be read: {0}")]
     Unreadable(String),
-    /// A 2xx with a longer body than is allowed.
+    /// The body of a 2xx response is larger than allowed.
     #[error("the answer is too long")]
     TooLarge,
 }
 
 impl OutboundTarget {
-    /// Reads a URL; none when it cannot be called.
+    /// Returns `None` if the URL cannot be called.
     #[must_use]
     pub(crate) fn new(url: &Url) -> Option<Self> {
         let is_http = matches!(url.scheme(), "http" | "https") && url.has_host();
         let mut bare = url.clone();
         bare.set_fragment(None);
         let authorization = credentials(url);
-        // Neither fails for a URL that has a host.
+        // Both succeed for every URL that has a host.
         bare.set_username("").and_then(|()| bare.set_password(None)).ok().filter(|()| is_http)?;
         Some(Self { uri: bare.as_str().parse().ok()?, authorization })
     }
 
-    /// Where it is.
+    /// The URL without user and password.
     #[must_use]
     pub(crate) const fn uri(&self) -> &Uri {
         &self.uri
     }
 
-    /// What it is shown as credentials, if its URL says so.
     #[must_use]
     pub(crate) const fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
     }
 }
 
-/// The user and the password of a URL, where some characters have to be written `%XX`, as they are meant.
+/// Returns user and password of a URL, percent-decoded, as a `Basic` authorization.
 fn credentials(url: &Url) -> Option<HeaderValue> {
     let decode = |text: &str| percent_decode_str(text).collect::<Vec<u8>>();
     let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
@@ -133,30 +124,25 @@ fn credentials(url: &Url) -> Option<HeaderValue> {
 }
 
 impl OutboundClient {
-    /// A client that reaches what `reach` allows.
     #[must_use]
-    pub(crate) fn new(reach: Reach, bounds: OutboundLimits) -> Self {
-        Self::with(Connector::new(reach, bounds.connect_timeout), bounds)
+    pub(crate) fn new(reach: Reach, limits: OutboundLimits) -> Self {
+        Self::trusting(None, reach, limits)
     }
 
-    /// The same that trusts the authorities in a file instead of the system's, if there is one.
+    /// Creates a client that trusts the certificate authorities in a file instead of the system's, if a file is given.
     #[must_use]
-    pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, bounds: OutboundLimits) -> Self {
-        Self::with(Connector::new(reach, bounds.connect_timeout).trusting(file), bounds)
-    }
-
-    fn with(connector: Connector, bounds: OutboundLimits) -> Self {
+    pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, limits: OutboundLimits) -> Self {
+        let connector = Connector::new(reach, limits.connect_timeout).trusting(file);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(bounds.idle_max)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(limits.idle_max)
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector);
-        Self { client, bounds }
+        Self { client, limits }
     }
 
-    /// Posts a body and waits for the answer, whatever it is.
-    /// Fails when there is none.
+    /// Posts a body and waits for the response, whatever its status.
     pub(crate) async fn post(
         &self,
         target: &OutboundTarget,
@@ -173,14 +159,14 @@ impl OutboundClient {
         let mut connection = capture_connection(&mut request);
         let exchange = self.exchange(request);
         tokio::pin!(exchange);
-        // Getting a connection is bounded by the connector; the time to answer begins when there is one.
+        // The connector bounds the time to connect; the read timeout begins once there is a connection.
         tokio::select! {
             biased;
-            answer = &mut exchange => return answer,
+            response = &mut exchange => return response,
             _ = connection.wait_for_connection_metadata() => {}
         }
-        let answer = tokio::time::timeout(self.bounds.read_timeout, exchange).await;
-        answer.unwrap_or(Err(OutboundError::TimedOut))
+        let response = tokio::time::timeout(self.limits.read_timeout, exchange).await;
+        response.unwrap_or(Err(OutboundError::TimedOut))
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<OutboundResponse, OutboundError> {
@@ -189,25 +175,25 @@ impl OutboundClient {
         })?;
         let status = response.status();
         let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let retry_after = after.and_then(|text| retry_after::parse(text, SystemTime::now()));
+        let retry_after = after.and_then(|text| parse_retry_after(text, SystemTime::now()));
         let body = self.read(response).await?;
         Ok(OutboundResponse { status, retry_after, body })
     }
 
     async fn read(&self, response: Response<Incoming>) -> Result<Bytes, OutboundError> {
-        if self.bounds.body_max == 0 {
+        if self.limits.body_max == 0 {
             return Ok(Bytes::new());
         }
         if !response.status().is_success() {
-            // Only for the sake of the connection: the status says it all.
-            let rest = Limited::new(response.into_body(), DRAINED_BYTES_MAX).collect();
-            let _ = tokio::time::timeout(self.bounds.read_timeout / 4, rest).await;
+            // The body is drained only to reuse the connection.
+            let rest = Limited::new(response.into_body(), DRAIN_BYTES_MAX).collect();
+            let _ = tokio::time::timeout(self.limits.read_timeout / 4, rest).await;
             return Ok(Bytes::new());
         }
-        if response.body().size_hint().lower() > self.bounds.body_max as u64 {
+        if response.body().size_hint().lower() > self.limits.body_max as u64 {
             return Err(OutboundError::TooLarge);
         }
-        let body = Limited::new(response.into_body(), self.bounds.body_max).collect().await;
+        let body = Limited::new(response.into_body(), self.limits.body_max).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|error| {
             if error.is::<LengthLimitError>() {
                 OutboundError::TooLarge
@@ -233,9 +219,20 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     std::iter::successors(Some(error), |&cause| cause.source())
 }
 
-/// What went wrong, and why, and why that.
+/// Formats an error with its chain of causes.
 pub(crate) fn causes(error: &(dyn StdError + 'static)) -> String {
     chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Parses `Retry-After`: a number of seconds, or a date. A date in the past is no wait.
+fn parse_retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    let text = text.trim();
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // A number that overflows becomes the largest wait.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! The table of routes: the only place that lists them. The router, the labels of metrics, the checks of credentials and
-//! `/openapi.json` are derived from it.
+//! The route table: the only list of routes. The router, metrics labels, credential checks and `/openapi.json` derive from it.
 
 use std::sync::OnceLock;
 
@@ -22,8 +21,8 @@ use crate::sale::routes as sale;
 use crate::slot::routes as slot;
 use crate::tier::routes as tier;
 
-/// `route!(POST "/api/send", Open, quota::send_message)`: the handler, and what its `#[utoipa::path]` says about it.
-/// That attribute leaves a type beside the handler, whose name begins with `__path_`.
+/// `route!(POST "/api/send", Open, quota::send_message)` is a route with its handler and the handler's `#[utoipa::path]`.
+/// That attribute defines a type beside the handler, with the prefix `__path_`.
 macro_rules! route {
     (@description [$($module:ident ::)*] $handler:ident) => { pastey::paste! { $($module ::)* [<__path_ $handler>] } };
     (@description [$($module:ident ::)*] $next:ident :: $($rest:tt)+) => {
@@ -46,7 +45,6 @@ const CHECK: Credentials = OperatorOrScope(LIMITS_CHECK);
 const CREATE: Credentials = Tenant(Scope::Create);
 const READ: Credentials = Tenant(Scope::Read);
 
-/// Every route.
 #[must_use]
 pub fn routes() -> Vec<Route> {
     [quota(), slot(), request(), tier(), policies(), sale(), admin(), operations()].concat()
@@ -106,7 +104,6 @@ fn tier() -> Vec<Route> {
     ]
 }
 
-/// Limits for anyone.
 fn policies() -> Vec<Route> {
     vec![
         route!(GET "/admin/policies", Operator, tier::policy::list_policies).never_unavailable(),
@@ -146,7 +143,7 @@ fn sale_page() -> impl Iterator<Item = Route> {
     routes.into_iter().map(Route::of_page)
 }
 
-/// What operators ask of all capabilities, and of the queues between them.
+/// Operators' routes that concern all capabilities and their queues.
 fn admin() -> Vec<Route> {
     vec![
         route!(GET "/admin/dlq", Operator, dead_letters::list_dead_letters),
@@ -174,7 +171,7 @@ fn operations() -> Vec<Route> {
     routes.into_iter().map(Route::of_any_role).map(Route::never_unavailable).collect()
 }
 
-/// The OpenAPI document of the table, as JSON. Built when it is first asked for; only the text is kept.
+/// The OpenAPI document of the table as JSON. It is built on the first call; only the text is kept in memory.
 #[must_use]
 pub fn openapi_document() -> &'static str {
     static DOCUMENT: OnceLock<Box<str>> = OnceLock::new();

@@ -1,8 +1,8 @@
-//! Settings: what can be set, where it is read from, and what is allowed.
+//! The settings, their sources and their allowed values.
 //!
-//! One struct a concern. A setting has one dotted name: `http.timeout` in `weir.toml` is `WEIR_HTTP_TIMEOUT` in the
-//! environment; the few that have a flag are listed in [`source::FLAGS`]. Flags win, then the environment, then the
-//! file. A setting that is wrong stops the start with a sentence that says what is allowed.
+//! There is one struct per concern. A setting has one dotted name: `http.timeout` in `weir.toml` is `WEIR_HTTP_TIMEOUT` in
+//! the environment; the few settings with a flag are listed in [`source::FLAGS`]. Flags win over the environment, which wins
+//! over the file. A wrong setting stops the start with a sentence that says what is allowed.
 
 pub(crate) mod auth;
 pub(crate) mod edge;
@@ -24,44 +24,30 @@ use crate::sale::settings::SaleSettings;
 use crate::slot::settings::SlotSettings;
 use crate::tier::settings::TierSettings;
 
-/// Everything that can be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the process listens and keeps its files, and what it does.
     pub process: process::ProcessSettings,
-    /// Which engines it uses.
     pub store: store::StoreSettings,
-    /// Who may call.
     pub auth: auth::AuthSettings,
-    /// Bounds on connections and requests.
     pub http: http::HttpSettings,
-    /// Bounds on batching.
     pub lane: lane::LaneSettings,
-    /// How the sender takes messages.
     pub sender: SenderSettings,
-    /// How requests are accepted and worked on.
     pub request: RequestSettings,
-    /// How slots are assigned and dispatched.
     pub slot: SlotSettings,
-    /// Where AI calls are passed on to.
     pub gateway: GatewaySettings,
-    /// What the tiers allow, and the policies of the file.
     pub tier: TierSettings,
-    /// How sales are guarded.
     pub sale: SaleSettings,
-    /// What one address may do.
     pub edge: edge::EdgeSettings,
-    /// What is logged and how.
     pub log: log::LogSettings,
-    /// The file of settings, if it holds a secret: a URL with a password.
+    /// The settings file, if it contains a URL with a password.
     pub file_with_secrets: Option<PathBuf>,
-    /// `WEIR_…` variables that mean nothing to this version.
+    /// `WEIR_…` variables that this version does not know.
     pub unknown_variables: Vec<String>,
 }
 
 impl Settings {
     /// Reads every setting.
-    /// The first setting that is wrong, or unknown to the file.
+    /// Fails with the first setting that is wrong, or that is in the file and unknown.
     pub fn read(sources: Sources) -> Result<Self, SettingError> {
         let mut reader = SettingsReader::new(sources);
         let mut settings = Self {
@@ -83,7 +69,7 @@ impl Settings {
         };
         settings.unknown_variables = reader.unknown_variables();
         reader.finish()?;
-        settings.process.refuse_strangers(&settings.auth)?;
+        settings.process.check_anonymous_access(&settings.auth)?;
         settings.http.check()?;
         settings.store.check(settings.http.timeout)?;
         Ok(settings)

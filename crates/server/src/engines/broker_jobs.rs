@@ -1,9 +1,9 @@
-//! A broker between those who accept requests and those who work on them: it carries the ids of requests whose jobs are
-//! in the store already.
+//! A broker between the servers that accept requests and the workers. It carries the ids of requests; their jobs are in the
+//! store already.
 //!
-//! A request is `PENDING_ENQUEUE` from its commit until the broker has confirmed its id. What a crash or an outage leaves
-//! so is published again by the reconciler; an id that comes twice, or late, is claimed once. A message is done with as
-//! soon as its request is claimed: from then on the lease in the store sees to it that the work is not lost.
+//! A request is `PENDING_ENQUEUE` from its commit until the broker has confirmed its id. If a crash or an outage leaves it in
+//! that state, the reconciler publishes it again; a request is claimed only once even if its id arrives twice or late. A
+//! message is settled as soon as its request is claimed: from then on the lease in the store protects the work.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,31 +20,30 @@ use weir_store::{Error, Result};
 /// The topic: key and payload of a message are the id of a request.
 pub(crate) const TOPIC: &str = "request-processing";
 
-/// How long messages are a worker's own before it has claimed their requests.
+/// How long a worker may take to claim the requests of the messages that it has received.
 const VISIBILITY: Duration = Duration::from_secs(30);
-/// How long a request waits for the one who accepted it to publish it, before the reconciler does.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How many are published again at once.
-const BATCH: usize = 500;
+/// The age at which the reconciler publishes a request that its server has not.
+const PUBLISH_GRACE: Duration = Duration::from_secs(5);
+/// The most requests that the reconciler publishes at once.
+const RECONCILE_MAX: usize = 500;
 
-/// Gives jobs to the broker.
+/// Publishes the ids of requests.
 #[derive(Clone)]
-pub struct Broker {
+pub struct RequestBroker {
     publisher: Arc<dyn Publisher>,
     store: Arc<dyn RequestStore>,
-    /// How long those who submit wait for the broker.
+    /// How long a submission waits for the broker.
     timeout: Duration,
 }
 
-impl Broker {
-    /// A broker behind this publisher, for which those who submit wait no longer than `timeout`.
+impl RequestBroker {
     #[must_use]
     pub fn new(publisher: Arc<dyn Publisher>, store: Arc<dyn RequestStore>, timeout: Duration) -> Self {
         Self { publisher, store, timeout }
     }
 
-    /// Publishes what was just accepted, and brings up to date what submitters are told. What the broker does not confirm
-    /// in time stays `PENDING_ENQUEUE` and is left to the reconciler.
+    /// Publishes the requests that were just accepted and updates their status in `outcomes`. Requests that the broker does not
+    /// confirm in time stay `PENDING_ENQUEUE` and are left to the reconciler.
     pub async fn publish_accepted(&self, outcomes: &mut [SubmitOutcome]) {
         let accepted: Vec<RequestId> =
             outcomes.iter().filter_map(accepted).map(|receipt| receipt.id).collect();
@@ -54,7 +53,7 @@ impl Broker {
         let published = match tokio::time::timeout(self.timeout, self.publish(&accepted)).await {
             Ok(Ok(published)) => published,
             Ok(Err(error)) => {
-                tracing::debug!(error = %error.with_causes(), "jobs that the broker has could not be noted");
+                tracing::debug!(error = %error.with_causes(), "cannot mark published requests as enqueued; the reconciler will");
                 return;
             }
             Err(_elapsed) => return,
@@ -69,19 +68,23 @@ impl Broker {
         }
     }
 
-    /// Publishes requests that were accepted, and says which of them the broker has confirmed. The others, and all of
-    /// them when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
+    /// Publishes accepted requests and returns those that the broker has confirmed. The others stay `PENDING_ENQUEUE` and are
+    /// published again; so do all of them if the store cannot mark them.
     pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
         let events =
             ids.iter().map(|id| OutgoingEvent::new(id.to_string(), id.to_string().into_bytes())).collect();
-        let fates = self.publisher.publish(TOPIC, events).await;
-        let confirmed: Vec<RequestId> =
-            ids.iter().zip(&fates).filter(|(_, fate)| fate.is_confirmed()).map(|(id, _)| *id).collect();
+        let outcomes = self.publisher.publish(TOPIC, events).await;
+        let confirmed: Vec<RequestId> = ids
+            .iter()
+            .zip(&outcomes)
+            .filter(|(_, outcome)| outcome.is_confirmed())
+            .map(|(id, _)| *id)
+            .collect();
         if let Some(PublishOutcome::Failed(error) | PublishOutcome::Unknown(error)) =
-            fates.iter().find(|fate| !fate.is_confirmed())
+            outcomes.iter().find(|outcome| !outcome.is_confirmed())
         {
-            let (confirmed, of) = (confirmed.len(), ids.len());
-            tracing::debug!(error = %error.with_causes(), confirmed, of, "the broker has not confirmed every job");
+            let (confirmed, total) = (confirmed.len(), ids.len());
+            tracing::debug!(error = %error.with_causes(), confirmed, total, "the broker has not confirmed every request");
         }
         if !confirmed.is_empty() {
             self.store.mark_enqueued(&confirmed).await?;
@@ -89,30 +92,30 @@ impl Broker {
         Ok(confirmed)
     }
 
-    /// Publishes what has waited too long.
-    /// Fails when the store cannot be asked, or the broker confirms nothing.
-    pub(crate) async fn reconcile(&self) -> Result<Reconciled> {
-        let pending = self.store.pending_requests(PATIENCE, BATCH).await?;
+    /// Publishes stranded requests: those that are `PENDING_ENQUEUE` for longer than [`PUBLISH_GRACE`].
+    /// Fails when the store does not answer, or the broker does not confirm all of them.
+    pub(crate) async fn reconcile(&self) -> Result<Reconciliation> {
+        let pending = self.store.pending_requests(PUBLISH_GRACE, RECONCILE_MAX).await?;
         let ids: Vec<RequestId> = pending.iter().map(|pending| pending.id).collect();
         if ids.is_empty() {
-            return Ok(Reconciled::default());
+            return Ok(Reconciliation::default());
         }
         let published = self.publish(&ids).await?;
         if published.len() < ids.len() {
             return Err(Error::unavailable("kafka", "some stranded requests were not confirmed"));
         }
-        tracing::info!(published = published.len(), "stranded requests were given to the broker");
-        Ok(Reconciled { may_be_more: ids.len() == BATCH, published })
+        tracing::info!(published = published.len(), "stranded requests were published to the broker");
+        Ok(Reconciliation { has_more: ids.len() == RECONCILE_MAX, published })
     }
 }
 
-/// What a look for stranded requests came to.
+/// The result of a scan for stranded requests.
 #[derive(Debug, Default)]
-pub(crate) struct Reconciled {
-    /// Those that were given to the broker and are `ACCEPTED` now, unless a worker was faster.
+pub(crate) struct Reconciliation {
+    /// Requests that were published and are `ACCEPTED` now, unless a worker was faster.
     pub(crate) published: Vec<RequestId>,
-    /// Whether there may be more of them.
-    pub(crate) may_be_more: bool,
+    /// Whether there may be more stranded requests.
+    pub(crate) has_more: bool,
 }
 
 const fn accepted(outcome: &SubmitOutcome) -> Option<&SubmitReceipt> {
@@ -122,15 +125,15 @@ const fn accepted(outcome: &SubmitOutcome) -> Option<&SubmitReceipt> {
     }
 }
 
-/// The requests that a broker hands to a worker.
+/// Claims the requests whose ids arrive from the broker.
 pub(crate) struct BrokerJobs {
     source: Arc<dyn MessageSource>,
-    looked: Option<Instant>,
+    last_scan: Option<Instant>,
 }
 
 impl BrokerJobs {
     pub(crate) fn new(source: Arc<dyn MessageSource>) -> Self {
-        Self { source, looked: None }
+        Self { source, last_scan: None }
     }
 
     /// Claims the requests of up to `max` messages.
@@ -140,7 +143,7 @@ impl BrokerJobs {
         policy: &RetryPolicy,
         max: usize,
     ) -> Result<ClaimedJobs> {
-        // A broker that cannot be reached keeps nobody from what the store has.
+        // An unreachable broker must not keep the worker from claiming jobs in the store.
         let Ok(claim) = self.source.claim(TOPIC, max, VISIBILITY).await else {
             return Ok(ClaimedJobs::default());
         };
@@ -151,27 +154,27 @@ impl BrokerJobs {
         let claimed = match store.claim_named(&ids, policy).await {
             Ok(claimed) => claimed,
             Err(error) => {
-                // They stay where they are, for whoever comes next.
+                // Settling nothing leaves the messages for another claim.
                 let _ = self.source.settle(&claim.receipt, Settlement::default()).await;
                 return Err(error);
             }
         };
-        // If this is not noted the ids come again, and find their requests claimed.
+        // If this fails, the ids are delivered again and find their requests claimed.
         let _ = self.source.settle(&claim.receipt, settlement(&claim.messages)).await;
         Ok(claimed)
     }
 
-    /// Whether it is time to look for what the broker does not know of; if so, the time is taken anew.
-    pub(crate) fn is_time_to_look(&mut self, every: Duration) -> bool {
-        let is_time = self.looked.is_none_or(|looked| looked.elapsed() >= every);
-        if is_time {
-            self.looked = Some(Instant::now());
+    /// Whether it is time to scan the store for jobs that are not in the broker. If so, restarts the interval.
+    pub(crate) fn is_scan_due(&mut self, interval: Duration) -> bool {
+        let is_due = self.last_scan.is_none_or(|last_scan| last_scan.elapsed() >= interval);
+        if is_due {
+            self.last_scan = Some(Instant::now());
         }
-        is_time
+        is_due
     }
 
-    pub(crate) async fn wait(&self, at_most: Duration) {
-        self.source.wait(TOPIC, at_most).await;
+    pub(crate) async fn wait(&self, timeout: Duration) {
+        self.source.wait(TOPIC, timeout).await;
     }
 
     pub(crate) async fn close(self) {

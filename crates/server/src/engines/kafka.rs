@@ -1,4 +1,4 @@
-//! Kafka as an engine: what is published to it, and who takes from it.
+//! Kafka as an engine: its publisher and its consumers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,9 @@ use weir_store::quota::TOPIC;
 use super::broker_jobs::TOPIC as REQUEST_TOPIC;
 use crate::settings::Settings;
 
-/// How long a start waits for a broker, and the pause before it is asked again.
-const BROKER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a start waits for topics, and the pause between attempts to create them.
+const TOPICS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Kafka, to which messages are published and from which the sender takes them.
 #[derive(Clone, Debug)]
 pub struct Kafka {
     brokers: Brokers,
@@ -30,23 +29,24 @@ pub struct Kafka {
 
 impl Kafka {
     pub(super) async fn open(brokers: &Brokers, settings: &Settings) -> Result<Self> {
-        let (due, settings) = (settings.slot.dispatch_topic.clone(), &settings.store);
-        let publishing =
+        let (dispatch_topic, settings) = (settings.slot.dispatch_topic.clone(), &settings.store);
+        let publisher_settings =
             PublisherSettings { timeout: settings.kafka_timeout, ..PublisherSettings::default() };
-        let publisher = Arc::new(KafkaPublisher::open(brokers, publishing)?);
+        let publisher = Arc::new(KafkaPublisher::open(brokers, publisher_settings)?);
         let partitions = i32::try_from(settings.kafka_partitions).unwrap_or(i32::MAX);
-        let how = TopicSettings { partitions, ..TopicSettings::default() };
-        let ours =
-            [TOPIC, REQUEST_TOPIC].into_iter().flat_map(|topic| [topic.to_owned(), dead_letter_topic(topic)]);
-        let topics = ours.chain(due).collect();
-        let made = tokio::spawn(make_topics(brokers.clone(), topics, how));
-        // A server that is ready has its topics, if there is a broker; else they are made when there is.
-        let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
+        let topic_settings = TopicSettings { partitions, ..TopicSettings::default() };
+        let topics = [TOPIC, REQUEST_TOPIC]
+            .into_iter()
+            .flat_map(|topic| [topic.to_owned(), dead_letter_topic(topic)])
+            .chain(dispatch_topic)
+            .collect();
+        let created = tokio::spawn(create_topics(brokers.clone(), topics, topic_settings));
+        // If Kafka answers, a server that reports ready has its topics; otherwise they are created once Kafka answers.
+        let _ = tokio::time::timeout(TOPICS_TIMEOUT, created).await;
         let (group, timeout) = (settings.kafka_group.clone(), settings.kafka_timeout);
         Ok(Self { brokers: brokers.clone(), group, publisher, timeout })
     }
 
-    /// What publishes to it.
     pub(super) fn publisher(&self) -> Arc<dyn Publisher> {
         Arc::<KafkaPublisher>::clone(&self.publisher)
     }
@@ -60,16 +60,15 @@ impl Kafka {
         Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, self.publisher())?))
     }
 
-    /// Whether brokers answer.
     pub async fn ping(&self) -> Result<()> {
         self.publisher.ping().await
     }
 }
 
-async fn make_topics(brokers: Brokers, topics: Vec<String>, how: TopicSettings) {
+async fn create_topics(brokers: Brokers, topics: Vec<String>, settings: TopicSettings) {
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
-    while let Err(error) = ensure_topics(&brokers, &names, how).await {
-        tracing::warn!(%brokers, error = %error.with_causes(), "waiting for Kafka");
-        tokio::time::sleep(BROKER_PATIENCE).await;
+    while let Err(error) = ensure_topics(&brokers, &names, settings).await {
+        tracing::warn!(%brokers, error = %error.with_causes(), "waiting for Kafka: cannot create the topics yet");
+        tokio::time::sleep(TOPICS_TIMEOUT).await;
     }
 }

@@ -1,5 +1,5 @@
-//! A data directory that has lost its database. The embedded engine would make a new one and serve it as if nothing had
-//! been accepted before, so the start is refused instead.
+//! Refuses to start on a data directory that has lost its database. The embedded engine would create a new one and serve it as
+//! if nothing had been accepted before.
 
 use std::path::Path;
 
@@ -10,9 +10,8 @@ use crate::settings::Settings;
 use crate::settings::source::SettingError;
 use crate::settings::store::EngineChoice;
 
-/// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets beside the lock file
-/// of the engine. Secrets alone may have been put there for a first start, or by servers on Postgres.
-/// Fails when the database is lost.
+/// Fails when the directory has no database although it once had one: there is a write-ahead log, or there are secrets beside
+/// the engine's lock file. Secrets without a lock file may have been put there for a first start, or by servers on Postgres.
 pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), SettingError> {
     let data = &settings.process.data;
     if !needs_database(settings) {
@@ -21,7 +20,7 @@ pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), Setting
     let has_run_here = data.join(weir_store_sqlite::LOCK_FILE).exists();
     let secrets = secrets.iter().copied().filter(|_| has_run_here);
     let files = std::iter::once(weir_store_sqlite::WAL_FILE).chain(secrets);
-    let traces: Vec<&str> = files.filter(|file| holds_something(&data.join(file))).collect();
+    let traces: Vec<&str> = files.filter(|file| is_not_empty(&data.join(file))).collect();
     if traces.is_empty() {
         return Ok(());
     }
@@ -33,9 +32,9 @@ pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), Setting
     Err(SettingError::new("data", data.display(), allowed))
 }
 
-/// Makes the database of a new directory before secrets are made there: should the start fail in between, the next one finds
-/// nothing amiss.
-pub(crate) fn create_first(settings: &Settings) -> Result<()> {
+/// Creates the database of a new directory before its secrets, so that a start that fails in between does not look like a lost
+/// database to the next one.
+pub(crate) fn create_database_first(settings: &Settings) -> Result<()> {
     if needs_database(settings) {
         drop(Sqlite::open(&settings.process.data)?);
     }
@@ -47,6 +46,6 @@ fn needs_database(settings: &Settings) -> bool {
         && !weir_store_sqlite::has_database(&settings.process.data)
 }
 
-fn holds_something(path: &Path) -> bool {
+fn is_not_empty(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.len() > 0)
 }

@@ -1,4 +1,5 @@
-//! The engine that holds the state, behind the traits that services use. Only this file knows which engine it is.
+//! The engine that holds the state, SQLite or Postgres, behind the traits that services use. Only this file knows which one
+//! it is.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::START_TIMEOUT;
 use crate::settings::Settings;
 use crate::settings::store::EngineChoice;
 
-/// Everything an engine does for Weir.
+/// The traits that every engine implements.
 trait Engine:
     QuotaStore
     + SlotStore
@@ -47,17 +48,14 @@ impl Engine for Postgres {}
 pub struct Store {
     /// Its name in health checks.
     pub name: &'static str,
-    /// Whether other processes may change what it holds.
+    /// Whether other processes may change its state.
     pub is_shared: bool,
-    /// How lanes are to be laid out before it.
     pub lane_settings: LaneSettings,
-    /// Quota; with Redis, the hot path is there.
+    /// With Redis, this serves the hot path from there.
     pub quota: Arc<dyn QuotaStore>,
-    /// Slots.
     pub slots: Arc<dyn SlotStore>,
-    /// Slots that are due.
+    /// Slots whose time has come.
     pub due: Arc<dyn DueStore>,
-    /// Requests.
     pub requests: Arc<dyn RequestStore>,
     /// Subscriptions, tiers, policies and holds.
     pub tiers: Arc<dyn TierStore>,
@@ -65,26 +63,24 @@ pub struct Store {
     pub sales: Arc<dyn SaleStore>,
     /// Purchases that Redis has decided.
     pub sale_ledger: Arc<dyn SaleLedger>,
-    /// Messages.
     pub queue: Arc<dyn Queue>,
-    /// Whether it answers.
     pub health: Arc<dyn StoreHealth>,
-    /// The clock that decides, and what is done when it was set back.
+    /// The clock that decides, and its handling of steps back.
     pub clock: Arc<dyn StoreClock>,
-    /// The same clock, where this process can read it.
+    /// The clock that decides, if it is in this process.
     pub readable_clock: Option<Arc<dyn Clock>>,
     /// The clock that measures durations in this process. It never steps.
     pub steady_clock: Arc<dyn Clock>,
-    /// The clock that tells the time of day, for ids, which need not be exact, and for signatures.
+    /// The time of day, for signatures and for ids, which need not be exact.
     pub wall_clock: Arc<dyn Clock>,
-    /// New limits that other servers have set.
+    /// Limits that other servers have changed.
     pub limit_changes: Arc<LimitChangeFeed>,
-    /// Metrics of a writer in this process.
+    /// The metrics of the SQLite writer.
     pub writer_metrics: WriterMetrics,
 }
 
-/// What of a store depends on which engine it is, beyond the traits.
-struct Differences {
+/// The properties of an engine that are not part of the traits.
+struct EngineProperties {
     name: &'static str,
     is_shared: bool,
     lanes: u16,
@@ -95,43 +91,43 @@ struct Differences {
     writer_metrics: WriterMetrics,
 }
 
-/// What stands around an engine and changes how it is set up.
-pub(super) struct Surroundings<'a> {
+/// How an engine is set up, besides the settings.
+pub(super) struct EngineOptions<'a> {
     /// Replaces the engine's clock, for tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
-    /// Takes accepted messages in place of the engine's own queue.
+    /// Receives accepted messages instead of the engine's own queue.
     pub(super) publisher: Option<Arc<dyn Publisher>>,
-    /// Takes the hot path of quota.
+    /// Serves the hot path of quota.
     pub(super) redis: Option<&'a Redis>,
     pub(super) cache_metrics: &'a CacheMetrics,
 }
 
 impl Store {
-    /// Opens the engine the settings name.
+    /// Opens the engine that the settings choose.
     /// Fails when it cannot be opened, or a database does not answer within half a minute.
-    pub(super) async fn open(settings: &Settings, around: Surroundings<'_>) -> Result<Self> {
+    pub(super) async fn open(settings: &Settings, options: EngineOptions<'_>) -> Result<Self> {
         match &settings.store.engine {
-            EngineChoice::Embedded => Self::open_sqlite(settings, around),
-            EngineChoice::Postgres(target) => Self::open_postgres(settings, target, around).await,
+            EngineChoice::Embedded => Self::open_sqlite(settings, options),
+            EngineChoice::Postgres(target) => Self::open_postgres(settings, target, options).await,
         }
     }
 
-    fn open_sqlite(settings: &Settings, around: Surroundings<'_>) -> Result<Self> {
+    fn open_sqlite(settings: &Settings, options: EngineOptions<'_>) -> Result<Self> {
         let data = &settings.process.data;
-        let mut engine = match around.clock {
+        let mut engine = match options.clock {
             Some(clock) => Sqlite::open_with_clock(data, clock)?,
             None => Sqlite::open(data)?,
         };
-        if let Some(publisher) = around.publisher {
+        if let Some(publisher) = options.publisher {
             engine = engine.publishing(publisher);
         }
         if settings.slot.dispatch_topic.is_some() {
             engine = engine.dispatching();
         }
-        let differences = Differences {
+        let properties = EngineProperties {
             name: weir_store_sqlite::ENGINE,
             is_shared: false,
-            // There is one writer. It takes batches in order, and finds the next one waiting when it is done with one.
+            // SQLite has one writer, which takes batches in order. The second batch in flight waits for it.
             lanes: 1,
             in_flight: 2,
             clock: Some(engine.clock()),
@@ -139,24 +135,24 @@ impl Store {
             limit_changes: Arc::new(LimitChangeFeed::single_process()),
             writer_metrics: engine.writer_metrics(),
         };
-        Ok(Self::new(Arc::new(engine), differences, settings))
+        Ok(Self::new(Arc::new(engine), properties, settings))
     }
 
     async fn open_postgres(
         settings: &Settings,
         target: &PostgresTarget,
-        around: Surroundings<'_>,
+        options: EngineOptions<'_>,
     ) -> Result<Self> {
         let connections = settings.store.postgres_connections;
-        let mut engine = open_patiently(target, connections, around.clock.clone()).await?;
+        let mut engine = open_postgres_at_start(target, connections, options.clock.clone()).await?;
         engine = engine.with_headroom(settings.slot.headroom);
-        if let Some(publisher) = around.publisher {
+        if let Some(publisher) = options.publisher {
             engine = engine.publishing(publisher);
         }
         if settings.slot.dispatch_topic.is_some() {
             engine = engine.dispatching();
         }
-        let differences = Differences {
+        let properties = EngineProperties {
             name: weir_store_postgres::ENGINE,
             is_shared: true,
             lanes: u16::try_from(settings.lane.postgres_lanes).unwrap_or(1),
@@ -167,17 +163,17 @@ impl Store {
             limit_changes: ReservableStore::limit_changes(&engine),
             writer_metrics: WriterMetrics::default(),
         };
-        let mut store = Self::new(Arc::new(engine.clone()), differences, settings);
-        if let Some(redis) = around.redis {
+        let mut store = Self::new(Arc::new(engine.clone()), properties, settings);
+        if let Some(redis) = options.redis {
             let backing = Arc::new(engine.behind_cache());
-            let metrics = around.cache_metrics.clone();
-            store.quota = Arc::new(RedisQuota::new(redis.clone(), backing, around.clock, metrics));
+            let metrics = options.cache_metrics.clone();
+            store.quota = Arc::new(RedisQuota::new(redis.clone(), backing, options.clock, metrics));
         }
         Ok(store)
     }
 
-    fn new<E: Engine>(engine: Arc<E>, differences: Differences, settings: &Settings) -> Self {
-        let Differences { name, is_shared, lanes, in_flight, clock, test_clock, .. } = differences;
+    fn new<E: Engine>(engine: Arc<E>, properties: EngineProperties, settings: &Settings) -> Self {
+        let EngineProperties { name, is_shared, lanes, in_flight, clock, test_clock, .. } = properties;
         let lane_settings = LaneSettings {
             lanes,
             in_flight,
@@ -203,14 +199,14 @@ impl Store {
             readable_clock: clock,
             steady_clock: test_clock.unwrap_or_else(|| Arc::new(SteadyClock)),
             wall_clock: wall_clock.unwrap_or_else(|| SystemClock::shared()),
-            limit_changes: differences.limit_changes,
-            writer_metrics: differences.writer_metrics,
+            limit_changes: properties.limit_changes,
+            writer_metrics: properties.writer_metrics,
         }
     }
 }
 
-/// A database that is just starting is waited for; one that refuses our password, or has no such database, is not.
-async fn open_patiently(
+/// Waits for a database server that is just starting, but not for one that refuses our password or lacks our database.
+async fn open_postgres_at_start(
     target: &PostgresTarget,
     connections: usize,
     clock: Option<Arc<dyn Clock>>,
@@ -228,7 +224,7 @@ async fn open_patiently(
         {
             return Err(error);
         }
-        tracing::warn!(address = %target.address(), error = %error.with_causes(), "waiting for Postgres");
+        tracing::warn!(address = %target.address(), error = %error.with_causes(), "waiting for Postgres, which does not answer yet");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(2));
     }

@@ -1,4 +1,4 @@
-//! Connections of proxies, up to a maximum. One that does not begin to speak HTTP/2 is dropped.
+//! Accepts gRPC connections up to a maximum, and drops those that do not begin to speak HTTP/2.
 
 use std::io;
 use std::pin::Pin;
@@ -13,15 +13,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// The pause after the system could give no connection (no file descriptors left, say).
+/// The pause after `accept` failed, for example because no file descriptors are left.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// How long a connection may take to send the preface of HTTP/2. After it, pings tell whether the peer is still there.
+/// How long a connection may take to send the preface of HTTP/2. Afterwards pings show whether the peer is still connected.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(5);
 const PREFACE_BYTES: usize = 24;
 
-/// Accepts connections. Beyond `max` they wait until another one has ended.
-pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item = io::Result<Connection>> {
+/// Accepts connections. Beyond `max`, a connection waits until another one has ended.
+pub(super) fn connections(
+    listener: TcpListener,
+    max: usize,
+) -> impl Stream<Item = io::Result<GrpcConnection>> {
     let permits = Arc::new(Semaphore::new(max));
     futures_util::stream::unfold((listener, permits), |(listener, permits)| async move {
         let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
@@ -29,10 +32,10 @@ pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item
             match listener.accept().await {
                 Ok((stream, _peer)) => {
                     let _ = stream.set_nodelay(true);
-                    return Some((Ok(Connection::new(stream, permit)), (listener, permits)));
+                    return Some((Ok(GrpcConnection::new(stream, permit)), (listener, permits)));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a gRPC connection");
+                    tracing::warn!(%error, "cannot accept a gRPC connection; trying again");
                     tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                 }
             }
@@ -40,24 +43,23 @@ pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item
     })
 }
 
-/// A connection, and its permit among those that may be open.
-pub(super) struct Connection {
+pub(super) struct GrpcConnection {
     stream: TcpStream,
     _permit: OwnedSemaphorePermit,
-    /// What is missing of the preface.
+    /// The bytes of the preface that have not arrived yet.
     preface: usize,
-    /// Set until the preface has come.
+    /// `None` once the preface has arrived.
     preface_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Connection {
+impl GrpcConnection {
     fn new(stream: TcpStream, permit: OwnedSemaphorePermit) -> Self {
         let preface_timer = Some(Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)));
         Self { stream, _permit: permit, preface: PREFACE_BYTES, preface_timer }
     }
 }
 
-impl Connected for Connection {
+impl Connected for GrpcConnection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
@@ -65,7 +67,7 @@ impl Connected for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for GrpcConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -85,7 +87,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for GrpcConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -120,14 +122,14 @@ mod tests {
         let mut first = TcpStream::connect(address).await.unwrap();
         let _second = TcpStream::connect(address).await.unwrap();
         let mut connection = accepted.next().await.unwrap().unwrap();
-        assert!(accepted.next().now_or_never().is_none(), "there may be one");
+        assert!(accepted.next().now_or_never().is_none(), "the maximum is 1");
         first.write_all(&[0; PREFACE_BYTES - 1]).await.unwrap();
         let mut preface = Vec::new();
         let reading = tokio::time::timeout(2 * PREFACE_TIMEOUT, connection.read_to_end(&mut preface));
-        let error = reading.await.expect("it is not waited for").unwrap_err();
+        let error = reading.await.expect("the read times out").unwrap_err();
         assert_eq!((error.kind(), preface.len()), (io::ErrorKind::TimedOut, PREFACE_BYTES - 1));
         drop(connection);
-        assert!(accepted.next().await.is_some(), "its place is free");
+        assert!(accepted.next().await.is_some(), "its permit is free");
     }
 
     #[tokio::test(start_paused = true)]

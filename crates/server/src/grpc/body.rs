@@ -1,7 +1,7 @@
-//! Bodies of gRPC requests, bounded in time and memory until they are complete.
+//! Limits the time and memory of incomplete gRPC request bodies.
 //!
-//! tonic buffers a message until its end has come, and waits for it without a limit. A body that is complete when it is first
-//! looked at, as nearly all are, costs nothing here.
+//! tonic buffers a message until it is complete, without a limit on the time. A body that is complete when it is first polled,
+//! as nearly all are, costs nothing here.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,16 +17,16 @@ use tonic::body::Body;
 
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 
-/// What tonic allocates for a message before it comes.
+/// The buffer that tonic allocates before a message arrives.
 const BUFFER_MIN: usize = 8 * 1024;
-/// What a header takes besides its name and value, as HTTP/2 counts it.
+/// The overhead of a header besides its name and value, as HTTP/2 counts it.
 const HEADER_BYTES: usize = 32;
 
-/// The limits of unfinished requests. Clones share the budget.
+/// The limits of incomplete requests. Clones share the budget.
 #[derive(Clone)]
 pub(super) struct BodyLimits {
     pub(super) budget: BufferBudget,
-    /// How long a body may take.
+    /// How long a body may take to arrive.
     pub(super) timeout: Duration,
 }
 
@@ -45,16 +45,16 @@ impl BodyLimits {
     }
 }
 
-/// The body of a request. As long as it is incomplete, what it and its head take is charged to the budget.
+/// The body of a request. While it is incomplete, the memory of body and head is charged to the budget.
 pub(super) struct LimitedBody {
     body: Body,
-    /// The bytes of the head.
+    /// The size of the head in bytes.
     head: usize,
-    /// The bytes of the body so far.
+    /// The bytes of the body that have arrived.
     message: usize,
     charge: BufferCharge,
     timeout: Duration,
-    /// Set once the body has been waited for.
+    /// Set while waiting for the body.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -120,14 +120,14 @@ mod tests {
         BodyLimits { budget: BufferBudget::new(bytes), timeout: Duration::from_secs(10) }
     }
 
-    /// A body that begins with these bytes and does not end.
-    fn unfinished(begin: &'static [u8]) -> Request<Body> {
-        let begin = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(begin)))]);
-        Request::new(Body::new(StreamBody::new(begin.chain(stream::pending()))))
+    /// A request whose body starts with these bytes and does not end.
+    fn unfinished(start: &'static [u8]) -> Request<Body> {
+        let start = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(start)))]);
+        Request::new(Body::new(StreamBody::new(start.chain(stream::pending()))))
     }
 
     #[tokio::test]
-    async fn unfinished_requests_share_a_budget_and_those_in_one_piece_are_free() {
+    async fn only_incomplete_requests_are_charged_to_the_shared_budget() {
         let limits = limits(2 * BUFFER_MIN + 10_000);
         let mut waiting: Vec<_> = (0..2).map(|_| limits.apply(unfinished(b"a")).into_body()).collect();
         for body in &mut waiting {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_message_that_does_not_come_is_not_waited_for() {
+    async fn a_message_that_does_not_arrive_times_out() {
         let mut body = limits(1 << 20).apply(unfinished(b"a")).into_body();
         assert!(body.frame().await.unwrap().is_ok());
         let refused = tokio::time::timeout(Duration::from_secs(3_600), body.frame()).await.expect("it ends");

@@ -1,5 +1,5 @@
-//! How messages are read and written. A message that cannot be decoded is the caller's fault, `INVALID_ARGUMENT`; the decoder of
-//! `tonic-prost` answers `INTERNAL`.
+//! The codec of gRPC messages. It answers `INVALID_ARGUMENT` to a message that cannot be decoded, because that is the caller's
+//! mistake; the decoder of `tonic-prost` answers `INTERNAL`.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,7 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
 
-/// Writes `E` and reads `D`. Generated code makes one for each call.
+/// Encodes `E` and decodes `D`. Generated code creates one for each call.
 pub(super) struct ServerCodec<E, D>(PhantomData<(E, D)>);
 
 impl<E, D> Default for ServerCodec<E, D> {

@@ -1,6 +1,6 @@
-//! A proxy's question, asked of the policies.
+//! Decides a proxy's rate limit request by the policies.
 //!
-//! Each descriptor spends of every policy that is about it; all descriptors of a question are spent together or not at all.
+//! Each descriptor spends from every policy that matches it. All descriptors of a request are spent together or not at all.
 
 use std::sync::Arc;
 
@@ -17,85 +17,85 @@ use super::message::{
 };
 use crate::tier::service::{CheckResult, TierService};
 
-/// The most descriptors in a question, and entries in a descriptor.
-const MAX: usize = 64;
+/// The most descriptors in a request.
+const DESCRIPTORS_MAX: usize = 64;
+/// The most entries in a descriptor.
+const ENTRIES_MAX: usize = 64;
 /// The most that a descriptor spends: the bound in Envoy's own protocol files.
 const HITS_MAX: u64 = 1_000_000_000;
-/// The number under which limits are kept that proxies bring along: policies count up from 1 and do not get there.
+/// The scope number of limits that proxies send. Policies are numbered from 1 and never reach it.
 const OVERRIDE_SCOPE: u32 = i32::MAX.unsigned_abs();
 const OVERRIDE_NAME: &str = "override";
 
-/// What one descriptor asks of one policy.
-struct Part {
-    /// The descriptor's place.
+/// The check of one descriptor against one policy.
+struct DescriptorCheck {
+    /// The index of the descriptor.
     descriptor: usize,
     policy: Arc<Policy>,
     key: String,
     cost: u32,
-    /// Whether the limit allows nothing at all, which no policy can say.
-    is_barred: bool,
+    /// Whether the limit is 0, which no policy can express.
+    denies_all: bool,
 }
 
-/// Answers a question.
 pub(super) async fn should_rate_limit(
     tier: &TierService,
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Status> {
     check(request).map_err(Status::invalid_argument)?;
-    let mut parts = Vec::new();
-    for (place, descriptor) in request.descriptors.iter().enumerate() {
-        parts.extend(find(tier, request, place, descriptor)?);
+    let mut checks = Vec::new();
+    for (index, descriptor) in request.descriptors.iter().enumerate() {
+        checks.extend(checks_of(tier, request, index, descriptor)?);
     }
-    let asks: Vec<LimitCheck<'_>> = parts
+    let asks: Vec<LimitCheck<'_>> = checks
         .iter()
-        .map(|part| LimitCheck { policy: &part.policy, key: &part.key, cost: part.cost })
+        .map(|check| LimitCheck { policy: &check.policy, key: &check.key, cost: check.cost })
         .collect();
-    let answers = if asks.is_empty() { Vec::new() } else { decide(tier, &parts, &asks).await? };
-    Ok(respond(request.descriptors.len(), &parts, &answers))
+    let answers = if asks.is_empty() { Vec::new() } else { decide(tier, &checks, &asks).await? };
+    Ok(respond(request.descriptors.len(), &checks, &answers))
 }
 
-/// Whether a question can be answered; if not, a sentence says why. These are the rules of Envoy's protocol files, and bounds
-/// of ours.
+/// Validates a request by the rules of Envoy's protocol files and by our own bounds.
 fn check(request: &RateLimitRequest) -> Result<(), String> {
     if request.domain.is_empty() {
-        return Err("domain is missing: policies name the domain they are about".to_owned());
+        return Err("domain is missing: policies name the domain that they apply to".to_owned());
     }
-    if !(1..=MAX).contains(&request.descriptors.len()) {
+    if !(1..=DESCRIPTORS_MAX).contains(&request.descriptors.len()) {
         let count = request.descriptors.len();
-        return Err(format!("there are {count} descriptors and must be 1 to {MAX}"));
+        return Err(format!("there are {count} descriptors and must be 1 to {DESCRIPTORS_MAX}"));
     }
     if u64::from(request.hits_addend) > HITS_MAX {
         return Err(format!("hits_addend is {} and must be at most {HITS_MAX}", request.hits_addend));
     }
     let mut descriptors = request.descriptors.iter().enumerate();
-    descriptors.try_for_each(|(place, descriptor)| check_descriptor(place, descriptor))
+    descriptors.try_for_each(|(index, descriptor)| check_descriptor(index, descriptor))
 }
 
-fn check_descriptor(place: usize, descriptor: &RateLimitDescriptor) -> Result<(), String> {
+fn check_descriptor(index: usize, descriptor: &RateLimitDescriptor) -> Result<(), String> {
     let count = descriptor.entries.len();
-    if !(1..=MAX).contains(&count) {
-        return Err(format!("descriptors[{place}] has {count} entries and must have 1 to {MAX}"));
+    if !(1..=ENTRIES_MAX).contains(&count) {
+        return Err(format!("descriptors[{index}] has {count} entries and must have 1 to {ENTRIES_MAX}"));
     }
     if let Some(entry) = descriptor.entries.iter().position(|entry| entry.key.is_empty()) {
-        return Err(format!("descriptors[{place}].entries[{entry}] has no key"));
+        return Err(format!("descriptors[{index}].entries[{entry}] has no key"));
     }
     match descriptor.hits_addend {
         Some(hits) if hits > HITS_MAX => {
-            Err(format!("descriptors[{place}].hits_addend is {hits} and must be at most {HITS_MAX}"))
+            Err(format!("descriptors[{index}].hits_addend is {hits} and must be at most {HITS_MAX}"))
         }
         _ => Ok(()),
     }
 }
 
-/// The policies about a descriptor, and what it asks of them.
-fn find(
+/// Returns the checks of a descriptor against the policies that match it.
+fn checks_of(
     tier: &TierService,
     request: &RateLimitRequest,
-    place: usize,
+    index: usize,
     descriptor: &RateLimitDescriptor,
-) -> Result<Vec<Part>, Status> {
+) -> Result<Vec<DescriptorCheck>, Status> {
     let cost = match descriptor.hits_addend {
-        // In range: that was checked.
+        // `check_descriptor` has checked the range.
         Some(hits) => u32::try_from(hits).unwrap_or(u32::MAX),
         None => request.hits_addend.max(1),
     };
@@ -104,16 +104,23 @@ fn find(
     let matching = tier.matching(&request.domain, &entries);
     if let Some(limit) = &descriptor.limit {
         let base = matching.first().map(|(policy, _)| &**policy);
-        let (policy, is_barred) = overriding(limit, base)?;
-        let key = bounded(format!("{}\n{}", request.domain, spelled(&entries)));
-        return Ok(vec![Part { descriptor: place, policy: Arc::new(policy), key, cost, is_barred }]);
+        let (policy, denies_all) = override_policy(limit, base)?;
+        let key = bounded_key(format!("{}\n{}", request.domain, encode_entries(&entries)));
+        let policy = Arc::new(policy);
+        return Ok(vec![DescriptorCheck { descriptor: index, policy, key, cost, denies_all }]);
     }
-    let part = |(policy, key)| Part { descriptor: place, policy, key: bounded(key), cost, is_barred: false };
-    Ok(matching.into_iter().map(part).collect())
+    let check = |(policy, key)| DescriptorCheck {
+        descriptor: index,
+        policy,
+        key: bounded_key(key),
+        cost,
+        denies_all: false,
+    };
+    Ok(matching.into_iter().map(check).collect())
 }
 
-/// A policy made of the limit that a proxy brings along; whatever else the policy says that it stands in for, it says too.
-fn overriding(limit: &RateLimitOverride, base: Option<&Policy>) -> Result<(Policy, bool), Status> {
+/// Returns a policy with the limit that a proxy sends, and otherwise the properties of the policy that it replaces.
+fn override_policy(limit: &RateLimitOverride, base: Option<&Policy>) -> Result<(Policy, bool), Status> {
     let unit = RateLimitUnit::try_from(limit.unit).ok().and_then(RateLimitUnit::length);
     let unit = unit.ok_or_else(|| Status::invalid_argument("limit.unit must be a unit of time"))?;
     let amount = limit.requests_per_unit.clamp(1, Limit::MAX);
@@ -131,14 +138,15 @@ fn overriding(limit: &RateLimitOverride, base: Option<&Policy>) -> Result<(Polic
     Ok((Policy::new(name, OVERRIDE_SCOPE, spec), limit.requests_per_unit == 0))
 }
 
-/// Entries as a text that no other entries have: lengths keep them apart.
-fn spelled(entries: &[(&str, &str)]) -> String {
-    let spell = |(name, value): &(&str, &str)| format!("{}:{name}{}:{value}", name.len(), value.len());
-    entries.iter().map(spell).collect()
+/// Encodes entries as a text that no other entries have, by writing the lengths of names and values.
+fn encode_entries(entries: &[(&str, &str)]) -> String {
+    let encode = |(name, value): &(&str, &str)| format!("{}:{name}{}:{value}", name.len(), value.len());
+    entries.iter().map(encode).collect()
 }
 
-/// A key that every engine can keep. Proxies send whatever their callers do, of any length.
-fn bounded(key: String) -> String {
+/// Returns a key that every engine can store: its digest if it is too long or has control characters. Proxies forward values
+/// of their callers, of any length.
+fn bounded_key(key: String) -> String {
     if key.chars().count() <= NAME_MAX_CHARS && !key.chars().any(char::is_control) {
         return key;
     }
@@ -146,45 +154,45 @@ fn bounded(key: String) -> String {
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Spends, unless something that is only looked at, or barred, is over its limit: then nothing is.
+/// Spends all checks, or nothing if a check of cost 0, or one that denies all, is over its limit.
 async fn decide(
     tier: &TierService,
-    parts: &[Part],
+    checks: &[DescriptorCheck],
     asks: &[LimitCheck<'_>],
 ) -> Result<Vec<CheckResult>, Status> {
     let unavailable = |error: weir_store::Error| Status::unavailable(error.to_string());
-    let must_look = parts.iter().any(|part| part.cost == 0 || part.is_barred);
-    if must_look {
-        let looked = tier.decide(asks, true).await.map_err(unavailable)?;
-        let is_over = |(part, answer): (&Part, &CheckResult)| {
-            (part.cost == 0 || part.is_barred) && code(part, answer) == Code::OverLimit
+    let must_peek = checks.iter().any(|check| check.cost == 0 || check.denies_all);
+    if must_peek {
+        let peeked = tier.decide(asks, true).await.map_err(unavailable)?;
+        let is_over = |(check, answer): (&DescriptorCheck, &CheckResult)| {
+            (check.cost == 0 || check.denies_all) && code(check, answer) == Code::OverLimit
         };
-        if parts.iter().all(|part| part.cost == 0) || parts.iter().zip(&looked.checks).any(is_over) {
-            return Ok(looked.checks);
+        if checks.iter().all(|check| check.cost == 0) || checks.iter().zip(&peeked.checks).any(is_over) {
+            return Ok(peeked.checks);
         }
     }
     Ok(tier.decide(asks, false).await.map_err(unavailable)?.checks)
 }
 
-/// Whether a descriptor has room with one policy.
-fn code(part: &Part, answer: &CheckResult) -> Code {
-    let has_room = match part.cost {
-        // Nothing always fits. Whoever looks wants to know whether anything would.
+/// The code of one check.
+fn code(check: &DescriptorCheck, answer: &CheckResult) -> Code {
+    let has_room = match check.cost {
+        // A cost of 0 is always allowed. It asks whether a cost of 1 would be.
         0 => answer.limit_state.remaining > 0,
         _ => answer.allowed,
     };
-    if part.policy.spec.shadow || (has_room && !part.is_barred) { Code::Ok } else { Code::OverLimit }
+    if check.policy.spec.shadow || (has_room && !check.denies_all) { Code::Ok } else { Code::OverLimit }
 }
 
-fn respond(count: usize, parts: &[Part], answers: &[CheckResult]) -> RateLimitResponse {
+fn respond(count: usize, checks: &[DescriptorCheck], answers: &[CheckResult]) -> RateLimitResponse {
     let mut statuses = vec![DescriptorStatus { code: Code::Ok as i32, ..DescriptorStatus::default() }; count];
-    for (part, answer) in parts.iter().zip(answers) {
-        let status = describe(part, answer);
-        let told = &mut statuses[part.descriptor];
-        // Of several policies, the one that denies or is nearest to it.
-        let is_nearer = (status.code, told.limit_remaining) > (told.code, status.limit_remaining);
-        if told.current_limit.is_none() || is_nearer {
-            *told = status;
+    for (check, answer) in checks.iter().zip(answers) {
+        let status = describe(check, answer);
+        let current = &mut statuses[check.descriptor];
+        // Of several policies, reports the one that denies, or that is nearest to denying.
+        let is_nearer = (status.code, current.limit_remaining) > (current.code, status.limit_remaining);
+        if current.current_limit.is_none() || is_nearer {
+            *current = status;
         }
     }
     let over = statuses.iter().filter(|status| status.code == Code::OverLimit as i32);
@@ -202,13 +210,13 @@ fn respond(count: usize, parts: &[Part], answers: &[CheckResult]) -> RateLimitRe
     }
 }
 
-fn describe(part: &Part, answer: &CheckResult) -> DescriptorStatus {
-    let code = code(part, answer);
-    let (_, amount, refill, ms) = part.policy.spec.limit_columns();
+fn describe(check: &DescriptorCheck, answer: &CheckResult) -> DescriptorStatus {
+    let code = code(check, answer);
+    let (_, amount, refill, ms) = check.policy.spec.limit_columns();
     let window = std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(0));
     let per_unit = if refill > 0 { refill } else { amount };
     let wait = match code {
-        Code::OverLimit if part.is_barred => window,
+        Code::OverLimit if check.denies_all => window,
         Code::OverLimit => match answer.retry_after {
             Some(wait) if !wait.is_zero() => wait,
             _ => answer.limit_state.next_after,
@@ -218,11 +226,11 @@ fn describe(part: &Part, answer: &CheckResult) -> DescriptorStatus {
     DescriptorStatus {
         code: code as i32,
         current_limit: Some(RateLimit {
-            requests_per_unit: if part.is_barred { 0 } else { per_unit },
-            unit: RateLimitUnit::of(window) as i32,
-            name: part.policy.name.as_str().to_owned(),
+            requests_per_unit: if check.denies_all { 0 } else { per_unit },
+            unit: RateLimitUnit::from_length(window) as i32,
+            name: check.policy.name.as_str().to_owned(),
         }),
-        limit_remaining: if part.is_barred { 0 } else { answer.limit_state.remaining },
+        limit_remaining: if check.denies_all { 0 } else { answer.limit_state.remaining },
         duration_until_reset: prost_types::Duration::try_from(wait).ok(),
     }
 }
@@ -232,43 +240,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_that_cannot_be_meant_is_refused_with_what_is_wrong() {
+    fn an_invalid_request_is_refused_with_a_reason() {
         let entry = RateLimitDescriptor::new(&[("a", "")]);
-        let ask = |descriptors: &[RateLimitDescriptor]| RateLimitRequest {
+        let request = |descriptors: &[RateLimitDescriptor]| RateLimitRequest {
             domain: "edge".into(),
             descriptors: descriptors.to_vec(),
             hits_addend: 1_000_000_000,
         };
         let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..entry.clone() };
-        assert_eq!(check(&ask(&[entry.clone(), hits(0), hits(1_000_000_000)])), Ok(()));
+        assert_eq!(check(&request(&[entry.clone(), hits(0), hits(1_000_000_000)])), Ok(()));
         let many = RateLimitDescriptor::new(&[("a", "b"); 65]);
-        for (question, part) in [
-            (RateLimitRequest { domain: String::new(), ..ask(&[hits(1)]) }, "domain is missing"),
-            (RateLimitRequest { hits_addend: 1_000_000_001, ..ask(&[hits(1)]) }, "hits_addend is"),
-            (ask(&[]), "0 descriptors"),
-            (ask(&vec![entry.clone(); 65]), "65 descriptors"),
-            (ask(&[entry.clone(), RateLimitDescriptor::new(&[])]), "descriptors[1] has 0 entries"),
-            (ask(&[many]), "descriptors[0] has 65 entries"),
-            (ask(&[RateLimitDescriptor::new(&[("a", "b"), ("", "b")])]), "entries[1] has no key"),
-            (ask(&[hits(1_000_000_001)]), "descriptors[0].hits_addend is"),
+        for (invalid, part) in [
+            (RateLimitRequest { domain: String::new(), ..request(&[hits(1)]) }, "domain is missing"),
+            (RateLimitRequest { hits_addend: 1_000_000_001, ..request(&[hits(1)]) }, "hits_addend is"),
+            (request(&[]), "0 descriptors"),
+            (request(&vec![entry.clone(); 65]), "65 descriptors"),
+            (request(&[entry.clone(), RateLimitDescriptor::new(&[])]), "descriptors[1] has 0 entries"),
+            (request(&[many]), "descriptors[0] has 65 entries"),
+            (request(&[RateLimitDescriptor::new(&[("a", "b"), ("", "b")])]), "entries[1] has no key"),
+            (request(&[hits(1_000_000_001)]), "descriptors[0].hits_addend is"),
         ] {
-            let sentence = check(&question).unwrap_err();
+            let sentence = check(&invalid).unwrap_err();
             assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
         }
     }
 
     #[test]
-    fn no_two_descriptors_share_a_key_by_the_way_they_are_spelled() {
-        assert_ne!(spelled(&[("a", "b|c")]), spelled(&[("a|b", "c")]));
-        assert_ne!(spelled(&[("a", "1"), ("b", "2")]), spelled(&[("a", "11:b1:2")]));
+    fn different_entries_are_encoded_differently() {
+        assert_ne!(encode_entries(&[("a", "b|c")]), encode_entries(&[("a|b", "c")]));
+        assert_ne!(encode_entries(&[("a", "1"), ("b", "2")]), encode_entries(&[("a", "11:b1:2")]));
     }
 
     #[test]
-    fn a_key_that_cannot_be_kept_is_kept_by_its_digest() {
-        assert_eq!(bounded("10.0.0.1".to_owned()), "10.0.0.1");
+    fn a_key_that_cannot_be_stored_is_replaced_by_its_digest() {
+        assert_eq!(bounded_key("10.0.0.1".to_owned()), "10.0.0.1");
         let (long, other) = ("x".repeat(256), "x".repeat(257));
-        assert_eq!(bounded(long.clone()).len(), 64);
-        assert_ne!(bounded(long), bounded(other));
-        assert_eq!(bounded("a\0b".to_owned()).len(), 64);
+        assert_eq!(bounded_key(long.clone()).len(), 64);
+        assert_ne!(bounded_key(long), bounded_key(other));
+        assert_eq!(bounded_key("a\0b".to_owned()).len(), 64);
     }
 }

@@ -12,14 +12,14 @@ pub(super) use self::envoy::service::ratelimit::v3::rate_limit_service_server::{
 pub use self::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 pub use self::envoy::r#type::v3::RateLimitUnit;
 
-/// One module for each package: generated code finds the others by that.
+/// One module per package, because generated code refers to other packages by their paths.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
     clippy::doc_markdown,
     clippy::use_self,
     unreachable_pub,
-    reason = "generated, and written for others"
+    reason = "generated code"
 )]
 mod envoy {
     pub mod config {
@@ -53,7 +53,6 @@ mod envoy {
 }
 
 impl RateLimitDescriptor {
-    /// A descriptor with these entries.
     #[must_use]
     pub fn new(entries: &[(&str, &str)]) -> Self {
         let entry =
@@ -62,7 +61,7 @@ impl RateLimitDescriptor {
     }
 }
 
-/// Limits in requests and in responses have a type of unit each; the numbers are the same.
+/// Requests and responses have separate types for units, with the same numbers.
 impl RateLimitUnit {
     const LENGTHS_S: [(Self, u64); 7] = [
         (Self::Second, 1),
@@ -74,18 +73,17 @@ impl RateLimitUnit {
         (Self::Year, 365 * 86_400),
     ];
 
-    /// How long it is.
     #[must_use]
     pub fn length(self) -> Option<Duration> {
-        let found = Self::LENGTHS_S.iter().find(|(unit, _)| *unit == self);
-        found.map(|(_, seconds)| Duration::from_secs(*seconds))
+        let entry = Self::LENGTHS_S.iter().find(|(unit, _)| *unit == self);
+        entry.map(|(_, seconds)| Duration::from_secs(*seconds))
     }
 
-    /// The unit of this length.
+    /// Returns `Unknown` if no unit has this length.
     #[must_use]
-    pub fn of(length: Duration) -> Self {
-        let found = Self::LENGTHS_S.iter().find(|(_, seconds)| Duration::from_secs(*seconds) == length);
-        found.map_or(Self::Unknown, |(unit, _)| *unit)
+    pub fn from_length(length: Duration) -> Self {
+        let entry = Self::LENGTHS_S.iter().find(|(_, seconds)| Duration::from_secs(*seconds) == length);
+        entry.map_or(Self::Unknown, |(unit, _)| *unit)
     }
 }
 
@@ -95,14 +93,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_found_by_their_lengths() {
+    fn units_are_converted_from_their_lengths() {
         for (unit, seconds) in [
             (RateLimitUnit::Second, 1),
             (RateLimitUnit::Minute, 60),
             (RateLimitUnit::Day, 86_400),
             (RateLimitUnit::Unknown, 90),
         ] {
-            assert_eq!(RateLimitUnit::of(Duration::from_secs(seconds)), unit);
+            assert_eq!(RateLimitUnit::from_length(Duration::from_secs(seconds)), unit);
         }
         assert_eq!(RateLimitUnit::Unknown.length(), None);
     }
@@ -110,10 +108,10 @@ mod tests {
     #[test]
     fn units_have_the_same_numbers_in_requests_and_responses() {
         for number in 0..=8 {
-            let (asked, answered) = (RateLimitUnit::try_from(number), Unit::try_from(number));
+            let (in_request, in_response) = (RateLimitUnit::try_from(number), Unit::try_from(number));
             assert_eq!(
-                asked.map(|unit| unit.as_str_name()).ok(),
-                answered.map(|unit| unit.as_str_name()).ok()
+                in_request.map(|unit| unit.as_str_name()).ok(),
+                in_response.map(|unit| unit.as_str_name()).ok()
             );
         }
     }

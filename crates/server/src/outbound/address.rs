@@ -1,12 +1,12 @@
-//! Which addresses belong to the public internet.
+//! Decides which addresses belong to the public internet.
 //!
-//! Everything else is refused where a caller has named the target: whoever can make Weir call its own network can read
-//! and change what only that network may. The lists are IANA's special-purpose registries. An IPv6 address that carries an
-//! IPv4 one, and is translated to it on the way, is as public as that one.
+//! Other addresses are refused where a caller names the target: a caller that can make Weir call its own network can reach
+//! whatever only that network may. The lists are IANA's special-purpose registries. An IPv6 address that embeds an IPv4
+//! address, and is translated to it on the way, is judged by the embedded one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The first addresses of IPv4 networks that are not public, and how many bits name them.
+/// IPv4 networks that are not public: address and prefix length.
 const PRIVATE_V4: [(Ipv4Addr, u32); 15] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),       // this network
     (Ipv4Addr::new(10, 0, 0, 0), 8),      // private
@@ -25,7 +25,7 @@ const PRIVATE_V4: [(Ipv4Addr, u32); 15] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),     // reserved, broadcast
 ];
 
-/// The same of IPv6, within `2000::/3`: nothing outside of that is public, but what carries an IPv4 address.
+/// IPv6 networks within `2000::/3` that are not public. Outside of `2000::/3` only embedded IPv4 addresses can be public.
 const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocol assignments, Teredo, benchmarks
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation
@@ -36,7 +36,6 @@ const GLOBAL_V6: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 
 const NAT64: (Ipv6Addr, u32) = (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 const SIX_TO_FOUR: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16);
 
-/// Whether an address can be that of anybody on the internet, and of nobody on this network.
 #[must_use]
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
@@ -54,8 +53,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let is_in =
         |(network, bits): &(Ipv6Addr, u32)| (address.to_bits() ^ network.to_bits()).leading_zeros() >= *bits;
-    if let Some(carried) = address.to_ipv4_mapped() {
-        return is_public_v4(carried);
+    if let Some(embedded) = address.to_ipv4_mapped() {
+        return is_public_v4(embedded);
     }
     let [.., a, b, c, d] = address.octets();
     if is_in(&NAT64) {
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn private_and_reserved_ipv4_is_not() {
+    fn private_and_reserved_ipv4_addresses_are_not_public() {
         check(
             false,
             "0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.0 100.127.255.255 127.0.0.1 127.255.255.254",
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn private_and_reserved_ipv6_is_not() {
+    fn private_and_reserved_ipv6_addresses_are_not_public() {
         check(
             false,
             ":: ::1 ::2 fc00::1 fd12:3456::1 fe80::1 febf::1 fec0::1 ff02::1 ff0e::1 100::1 5f00::1",
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_within_another_is_judged_as_itself() {
+    fn an_embedded_ipv4_address_decides() {
         check(
             false,
             "::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 ::ffff:0.0.0.0 ::127.0.0.1 ::8.8.8.8",

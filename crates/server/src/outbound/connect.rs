@@ -1,5 +1,5 @@
-//! Connections: a name is looked up, its addresses are looked at, and one of those very addresses is connected to. There
-//! is no second look-up in between which could answer otherwise.
+//! Outgoing connections. A host name is resolved once, its addresses are checked, and one of these addresses is connected to.
+//! There is no second resolution in between, which could return other addresses.
 
 use std::future::Future;
 use std::io;
@@ -25,34 +25,32 @@ use tokio_rustls::client::TlsStream;
 
 use super::address::is_public;
 
-/// Where a client may connect to.
+/// The addresses that a client may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Anywhere: the operator has named the target.
+    /// All addresses: the operator has configured the target.
     Anywhere,
-    /// Public addresses only: a caller has.
+    /// Public addresses only: a caller has supplied the target.
     Public,
 }
 
 impl Reach {
-    /// Whether an address may be connected to.
     #[must_use]
     pub(crate) fn allows(self, address: std::net::IpAddr) -> bool {
         self == Self::Anywhere || is_public(address)
     }
 }
 
-/// A name leads nowhere that may be called.
+/// A host resolves only to addresses that may not be called.
 #[derive(Debug, thiserror::Error)]
 #[error("the address is private or reserved")]
 pub(super) struct ForbiddenAddress;
 
-/// Makes connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     reach: Reach,
     timeout: Duration,
-    /// A file of the authorities that are trusted, if not the system's.
+    /// A file of trusted certificate authorities; `None` for those of the system.
     roots: Option<PathBuf>,
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
@@ -62,7 +60,7 @@ impl Connector {
         Self { reach, timeout, roots: None, tls: Arc::default() }
     }
 
-    /// The same that trusts the authorities in a file, if there is one.
+    /// Trusts the certificate authorities in a file instead of the system's, if a file is given.
     pub(crate) fn trusting(self, roots: Option<PathBuf>) -> Self {
         Self { roots, ..self }
     }
@@ -94,7 +92,7 @@ impl Connector {
         Ok(OutboundStream::Tls(Box::new(stream)))
     }
 
-    /// Made at the first call that needs it.
+    /// Returns the TLS configuration, which the first call creates.
     fn tls(&self) -> io::Result<Arc<ClientConfig>> {
         if let Some(config) = self.tls.get() {
             return Ok(Arc::clone(config));
@@ -104,7 +102,7 @@ impl Connector {
     }
 }
 
-/// TLS 1.2 or 1.3, and the certificates in a file, or else those that the system trusts.
+/// TLS 1.2 or 1.3, with the certificate authorities in a file or those of the system.
 fn client_config(file: Option<&Path>) -> io::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = match file {
@@ -125,27 +123,28 @@ fn roots_of(file: &Path) -> io::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Those of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// Loads the authorities of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 fn system_roots() -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    for error in &found.errors {
-        tracing::warn!(%error, "some certificates of authorities could not be read");
+    let loaded = rustls_native_certs::load_native_certs();
+    for error in &loaded.errors {
+        tracing::warn!(%error, "cannot read some of the system's certificate authorities");
     }
-    roots.add_parsable_certificates(found.certs);
+    roots.add_parsable_certificates(loaded.certs);
     if roots.is_empty() {
-        let none = "there is no certificate of an authority to trust; SSL_CERT_FILE may name a file of them";
-        return Err(io::Error::other(none));
+        let problem =
+            "the system has no trusted certificate authorities; name a file of them in SSL_CERT_FILE";
+        return Err(io::Error::other(problem));
     }
     Ok(roots)
 }
 
-/// Tries one address after the other, each with an equal share of what time is left.
+/// Tries one address after the other, each with an equal share of the time left.
 async fn connect_first(addresses: &[SocketAddr], give_up_at: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for (place, address) in addresses.iter().enumerate() {
-        let others = u32::try_from(addresses.len() - place).unwrap_or(u32::MAX);
-        let share = give_up_at.saturating_duration_since(Instant::now()) / others;
+    for (index, address) in addresses.iter().enumerate() {
+        let untried = u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+        let share = give_up_at.saturating_duration_since(Instant::now()) / untried;
         match tokio::time::timeout(share, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
@@ -177,7 +176,6 @@ pub(crate) enum OutboundStream {
 }
 
 impl OutboundStream {
-    /// The connection beneath.
     fn transport(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,
@@ -185,18 +183,18 @@ impl OutboundStream {
         }
     }
 
-    /// Whether nothing waits to be read, not even the end of the connection. Asks the system, which knows at once; the
-    /// runtime hears of it only when it next asks for news of all its connections.
+    /// Whether there is nothing to read, not even the end of the connection. This asks the operating system, because the
+    /// runtime learns of new bytes only when it next polls all its connections.
     pub(crate) fn is_quiet(&self) -> bool {
         loop {
             match recv(self.transport(), &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Err(Errno::INTR) => {}
-                looked => return matches!(looked, Err(Errno::AGAIN)),
+                peeked => return matches!(peeked, Err(Errno::AGAIN)),
             }
         }
     }
 
-    /// Whether what is written goes out as it is, or else encrypted.
+    /// Whether the connection is not encrypted.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self, Self::Plain(_))
     }

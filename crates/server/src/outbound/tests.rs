@@ -3,15 +3,15 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-const BOUNDS: OutboundLimits = OutboundLimits {
+const LIMITS: OutboundLimits = OutboundLimits {
     connect_timeout: Duration::from_secs(1),
     read_timeout: Duration::from_millis(300),
     body_max: 1_000,
     idle_max: 4,
 };
 
-/// Answers the first request of each connection with these bytes, and leaves the connection open.
-async fn answering(bytes: &'static [u8]) -> OutboundTarget {
+/// Answers the first request of each connection with these bytes and keeps the connection open.
+async fn server(bytes: &'static [u8]) -> OutboundTarget {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = target(&format!("http://{}", listener.local_addr().unwrap()));
     tokio::spawn(async move {
@@ -31,34 +31,33 @@ fn target(url: &str) -> OutboundTarget {
 }
 
 async fn post(target: &OutboundTarget) -> Result<(u16, Bytes), OutboundError> {
-    let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
+    let client = OutboundClient::new(Reach::Anywhere, LIMITS);
     let answer = client.post(target, HeaderMap::new(), Bytes::from_static(b"{}")).await?;
     Ok((answer.status.as_u16(), answer.body))
 }
 
 #[tokio::test]
-async fn an_answer_is_taken_whole_or_not_at_all() {
-    let whole = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;
+async fn only_a_complete_response_is_returned() {
+    let whole = server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;
     assert_eq!(post(&whole).await, Ok((200, Bytes::from_static(b"hi"))));
-    let slow = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi").await;
+    let slow = server(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi").await;
     assert_eq!(post(&slow).await, Err(OutboundError::TimedOut));
-    let silent = answering(b"").await;
+    let silent = server(b"").await;
     assert_eq!(post(&silent).await, Err(OutboundError::TimedOut));
-    let long = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
+    let long = server(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
     assert_eq!(post(&long).await, Err(OutboundError::TooLarge));
-    let garbage = answering(b"\x00\x01 no HTTP at all\r\n\r\n").await;
+    let garbage = server(b"\x00\x01 no HTTP at all\r\n\r\n").await;
     assert!(matches!(post(&garbage).await, Err(OutboundError::Unreadable(_))));
 }
 
 #[tokio::test]
-async fn a_redirect_is_an_answer_and_is_not_followed() {
-    let elsewhere =
-        answering(b"HTTP/1.1 307 X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n");
+async fn a_redirect_is_returned_and_not_followed() {
+    let elsewhere = server(b"HTTP/1.1 307 X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n");
     assert_eq!(post(&elsewhere.await).await, Ok((307, Bytes::new())));
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_from_nobody_answering() {
+async fn a_target_without_a_listener_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = target(&format!("http://{}", listener.local_addr().unwrap()));
     drop(listener);
@@ -70,8 +69,8 @@ async fn nobody_there_is_told_from_nobody_answering() {
 }
 
 #[tokio::test]
-async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_written() {
-    let client = OutboundClient::new(Reach::Public, BOUNDS);
+async fn a_public_client_does_not_connect_to_private_addresses_in_any_notation() {
+    let client = OutboundClient::new(Reach::Public, LIMITS);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let hosts =
@@ -86,7 +85,7 @@ async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_
 }
 
 #[tokio::test]
-async fn a_password_in_a_url_goes_into_a_header_and_not_into_the_request_line() {
+async fn a_password_in_a_url_is_sent_in_a_header_and_not_in_the_request_line() {
     let url = "http://user:pass@example.com/a?b#c".parse().unwrap();
     let OutboundTarget { uri, authorization } = OutboundTarget::new(&url).unwrap();
     assert_eq!(uri, "http://example.com/a?b");
@@ -95,7 +94,7 @@ async fn a_password_in_a_url_goes_into_a_header_and_not_into_the_request_line() 
 }
 
 #[test]
-fn credentials_in_a_url_are_shown_as_they_are_meant() {
+fn credentials_in_a_url_are_percent_decoded() {
     for (url, expected) in [
         ("http://user:p%40ss@h/", "user:p@ss"),
         ("http://a%2Fb:%25%3a%20@h/", "a/b:%: "),
@@ -110,9 +109,25 @@ fn credentials_in_a_url_are_shown_as_they_are_meant() {
 }
 
 #[tokio::test]
-async fn a_retry_after_is_told() {
-    let busy = answering(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n").await;
-    let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
+async fn retry_after_is_returned() {
+    let busy = server(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n").await;
+    let client = OutboundClient::new(Reach::Anywhere, LIMITS);
     let answer = client.post(&busy, HeaderMap::new(), Bytes::new()).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.retry_after), (503, Some(Duration::from_secs(7))));
+}
+
+#[test]
+fn retry_after_is_a_number_of_seconds_or_a_date() {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_770);
+    let parse = |text| parse_retry_after(text, now).map(|wait| wait.as_secs());
+    assert_eq!(parse("0"), Some(0));
+    assert_eq!(parse(" 120 "), Some(120));
+    assert_eq!(parse("99999999999999999999999"), Some(u64::MAX));
+    assert_eq!(parse("Sun, 06 Nov 1994 08:49:37 GMT"), Some(7));
+    assert_eq!(parse("Sunday, 06-Nov-94 08:49:37 GMT"), Some(7), "RFC 850");
+    assert_eq!(parse("Sun Nov  6 08:49:37 1994"), Some(7), "asctime");
+    assert_eq!(parse("Sun, 06 Nov 1994 08:49:00 GMT"), Some(0), "past");
+    for other in ["", "-1", "1.5", "+3", "soon", "Sun, 31 Feb 1994 08:49:37 GMT", "1e3"] {
+        assert_eq!(parse(other), None, "{other}");
+    }
 }

@@ -1,4 +1,4 @@
-//! What must hold of the OpenAPI document, whatever the handlers say.
+//! Checks of the OpenAPI document that do not depend on single handlers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +12,19 @@ fn parsed() -> Value {
 }
 
 /// Calls a function with every object of the document.
-fn visit<'a>(value: &'a Value, look: &mut impl FnMut(&'a serde_json::Map<String, Value>)) {
+fn visit<'a>(value: &'a Value, visitor: &mut impl FnMut(&'a serde_json::Map<String, Value>)) {
     match value {
         Value::Object(object) => {
-            look(object);
-            object.values().for_each(|value| visit(value, look));
+            visitor(object);
+            object.values().for_each(|value| visit(value, visitor));
         }
-        Value::Array(items) => items.iter().for_each(|value| visit(value, look)),
+        Value::Array(items) => items.iter().for_each(|value| visit(value, visitor)),
         _ => {}
     }
 }
 
 #[test]
-fn an_annotation_says_the_path_and_the_method_of_its_line() {
+fn an_annotation_has_the_path_and_the_method_of_its_route() {
     for route in routes().iter().filter(|route| is_described(route)) {
         let Description { path, methods, .. } = (route.describe)();
         assert_eq!(path, path_of(route), "{route:?}");
@@ -36,13 +36,13 @@ fn an_annotation_says_the_path_and_the_method_of_its_line() {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_has_a_target() {
     let document = parsed();
     let mut count = 0;
     visit(&document, &mut |object| {
         if let Some(Value::String(reference)) = object.get("$ref") {
             let pointer = reference.strip_prefix('#').expect("references stay in the document");
-            assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+            assert!(document.pointer(pointer).is_some(), "{reference} has no target");
             count += 1;
         }
     });
@@ -57,7 +57,10 @@ fn every_operation_has_an_id_a_summary_a_tag_and_a_success() {
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let at = format!("{method} {path}");
-            assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{at}: its id is there twice");
+            assert!(
+                ids.insert(operation["operationId"].as_str().unwrap()),
+                "{at}: another operation has the same id"
+            );
             let summary = operation["summary"].as_str().unwrap();
             assert!((4..60).contains(&summary.len()) && !summary.contains('\n'), "{at}: {summary}");
             assert!(!operation["description"].as_str().unwrap().is_empty(), "{at}");
@@ -71,17 +74,17 @@ fn every_operation_has_an_id_a_summary_a_tag_and_a_success() {
 
 #[test]
 fn no_two_types_have_the_same_name_in_the_document() {
-    let mut seen: BTreeMap<String, Value> = BTreeMap::new();
+    let mut schemas: BTreeMap<String, Value> = BTreeMap::new();
     let described = routes().into_iter().filter(is_described).flat_map(|route| (route.describe)().schemas);
     for (name, schema) in schema::shared().chain(described) {
         let schema = serde_json::to_value(schema).unwrap();
-        let first = seen.entry(name.clone()).or_insert_with(|| schema.clone());
+        let first = schemas.entry(name.clone()).or_insert_with(|| schema.clone());
         assert_eq!(*first, schema, "{name}: give one of them another name with #[schema(as = …)]");
     }
 }
 
 #[test]
-fn what_the_table_says_is_in_the_document() {
+fn the_document_has_what_follows_from_the_route_table() {
     let document = parsed();
     let operation = |method: &str, path: &str| document["paths"][path][method].clone();
     let check = operation("post", "/v1/check");

@@ -1,4 +1,4 @@
-//! What must hold of the table of routes.
+//! Checks of the route table.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -8,11 +8,11 @@ use super::routes;
 
 #[test]
 fn no_two_routes_of_the_table_match_the_same_request() {
-    let mut seen = HashSet::new();
+    let mut known = HashSet::new();
     let mut paths = matchit::Router::new();
     for route in routes() {
-        assert!(seen.insert((route.path, route.method.clone())), "{route:?} is there twice");
-        if !seen.iter().any(|(path, method)| *path == route.path && *method != route.method) {
+        assert!(known.insert((route.path, route.method.clone())), "{route:?} is listed twice");
+        if !known.iter().any(|(path, method)| *path == route.path && *method != route.method) {
             paths.insert(route.path, ()).unwrap_or_else(|problem| panic!("{route:?}: {problem}"));
         }
     }

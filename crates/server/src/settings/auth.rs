@@ -1,18 +1,18 @@
-//! Who may call.
+//! Settings of authentication.
 
 use std::path::PathBuf;
 
 use super::parse::boolean;
 use super::source::{SettingError, SettingsReader};
 
-/// The shortest secrets accepted, in bytes.
+/// The shortest admin key, in bytes.
 pub(crate) const ADMIN_KEY_MIN: usize = 16;
+/// The shortest JWT secret, in bytes.
 const JWT_SECRET_MIN: usize = 32;
 
-/// What the operator's key may be.
+/// The allowed values of the operator's key, as error messages state them.
 pub(crate) const ADMIN_KEY: &str = "at least 16 bytes long, without white space or control characters in it";
 
-/// Who may call.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AuthSettings {
     /// `WEIR_ADMIN_KEY`; generated when absent.
@@ -21,11 +21,11 @@ pub struct AuthSettings {
     pub jwt_secret: Option<String>,
     /// `WEIR_JWKS_FILE`: public keys for RS256 and ES256; HS256 is then refused.
     pub jwks_file: Option<PathBuf>,
-    /// `auth.issuer`: whom tokens must come from (`iss`).
+    /// `auth.issuer`: the required `iss` of tokens.
     pub issuer: Option<String>,
-    /// `auth.audience`: whom tokens must be for (`aud`).
+    /// `auth.audience`: the required `aud` of tokens.
     pub audience: Option<String>,
-    /// `WEIR_ALLOW_ANONYMOUS`: whether endpoints without credentials may listen on more than loopback.
+    /// `WEIR_ALLOW_ANONYMOUS`: whether endpoints without credentials may be served on an address other than loopback.
     pub allow_anonymous: bool,
 }
 
@@ -49,7 +49,7 @@ impl AuthSettings {
     }
 }
 
-/// The operator's key as it is given, often with the end of a line behind it. It has to fit into a header as it is.
+/// Parses the operator's key. It often ends with a line break, which is removed. The rest must fit into a header unchanged.
 #[must_use]
 pub(crate) fn admin_key(text: &str) -> Option<String> {
     let key = text.trim();
@@ -58,7 +58,7 @@ pub(crate) fn admin_key(text: &str) -> Option<String> {
 }
 
 impl std::fmt::Debug for AuthSettings {
-    /// Says which secrets are given, never what they are.
+    /// Shows which secrets are set, never their values.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthSettings")
             .field("admin_key", &self.admin_key.as_ref().map(|_| "…"))

@@ -1,20 +1,20 @@
-//! What one address may ask of the pages that anybody can open, and whose word about addresses is taken.
+//! Limits per address on the routes without credentials, and the proxies that may name the client's address.
 
 use std::net::IpAddr;
 
 use super::source::{SettingError, SettingsReader};
 use crate::sale::settings::up_to;
 
-/// Bounds on what one address may do.
+/// Limits per address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdgeSettings {
-    /// `edge.per_ip_per_second`: requests of one address in a second; 0 is no limit.
+    /// `edge.per_ip_per_second`: requests of one address per second; 0 is no limit.
     pub per_ip_per_second: u32,
-    /// `edge.per_ip_burst`: how many more may come at once.
+    /// `edge.per_ip_burst`: additional requests that may come at once.
     pub per_ip_burst: u32,
-    /// `edge.sse_per_ip`: event streams of one address at a time; 0 is no limit.
+    /// `edge.sse_per_ip`: open event streams of one address; 0 is no limit.
     pub sse_per_ip: u32,
-    /// `edge.trusted_proxies`: who may say with `X-Forwarded-For` for whom it asks.
+    /// `edge.trusted_proxies`: proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<Network>,
 }
 
@@ -41,16 +41,16 @@ fn networks(text: &str) -> Option<Vec<Network>> {
     parts.map(Network::parse).collect()
 }
 
-/// Addresses with a common beginning.
+/// A network of addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     bits: u128,
-    /// How many bits the addresses share, of the 128 that they have as IPv6.
+    /// The prefix length, of the 128 bits of an IPv6 address.
     prefix: u32,
 }
 
 impl Network {
-    /// Reads `10.0.0.0/8`, `fd00::/8` or a single address.
+    /// Parses `10.0.0.0/8`, `fd00::/8` or a single address.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, prefix) = match text.split_once('/') {
@@ -63,7 +63,6 @@ impl Network {
         (prefix <= width).then(|| Self { bits: bits(address), prefix: prefix + offset })
     }
 
-    /// Whether an address is one of them.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         let shift = 128 - self.prefix;
@@ -71,7 +70,7 @@ impl Network {
     }
 }
 
-/// IPv4 is taken as it is written inside IPv6, so that both spellings are one address.
+/// Maps an IPv4 address to IPv6, so that both spellings are one address.
 fn bits(address: IpAddr) -> u128 {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_contain_what_begins_like_them() {
+    fn networks_contain_the_addresses_with_their_prefix() {
         let contains = |network: &str, address: &str| {
             Network::parse(network).unwrap().contains(address.parse().unwrap())
         };
@@ -96,12 +95,12 @@ mod tests {
         assert!(contains("fd00::/8", "fd12::1"));
         assert!(!contains("fd00::/8", "fe80::1"));
         assert!(contains("0.0.0.0/0", "1.2.3.4"));
-        assert!(!contains("0.0.0.0/0", "2001:db8::1"), "all of IPv4 is not all there is");
+        assert!(!contains("0.0.0.0/0", "2001:db8::1"), "all of IPv4 does not include IPv6");
         assert!(contains("::/0", "1.2.3.4"));
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn malformed_networks_are_refused() {
         for bad in ["x", "10.0.0.0/33", "::/129", "10.0.0/8", "/8", "10.0.0.0/", "10.0.0.0/-1"] {
             assert_eq!(Network::parse(bad), None, "{bad}");
         }

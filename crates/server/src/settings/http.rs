@@ -1,11 +1,10 @@
-//! Bounds on connections and requests.
+//! Limits of connections and requests.
 
 use std::time::Duration;
 
 use super::parse::{bytes, count, duration};
 use super::source::{SettingError, SettingsReader};
 
-/// Bounds on connections and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpSettings {
     /// `http.timeout`: how long a call may wait for the engines before it is answered with 503.
@@ -14,21 +13,20 @@ pub struct HttpSettings {
     pub read_timeout: Duration,
     /// `http.max_body`: the largest request body, in bytes.
     pub max_body: usize,
-    /// `http.max_buffered`: the bytes of unfinished requests held at once, over all connections. Half of it is for bulk
-    /// uploads.
+    /// `http.max_buffered`: the memory for unfinished requests of all connections, in bytes. Half of it is for bulk uploads.
     pub max_buffered: usize,
-    /// `http.max_connections`: connections served at once; further ones are told to come back.
+    /// `http.max_connections`: connections served at once; further ones are answered 503.
     pub max_connections: usize,
-    /// `http.max_streams`: how many of them may be event streams and long polls.
+    /// `http.max_streams`: how many connections may be event streams and long polls.
     pub max_streams: usize,
-    /// `http.threads`: threads that serve HTTP; 0 is one for each core.
+    /// `http.threads`: threads that serve HTTP; 0 means one per core.
     threads: usize,
-    /// `http.shutdown_timeout`: how long a stop waits for what was accepted.
+    /// `http.shutdown_timeout`: how long a stop waits for accepted work to finish.
     pub shutdown_timeout: Duration,
 }
 
 impl HttpSettings {
-    /// What `http.timeout` is unless it is set.
+    /// The default of `http.timeout`.
     pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
@@ -37,7 +35,7 @@ impl HttpSettings {
         let ten = Duration::from_secs(10);
         let number = "a number from 1 to 1000000";
         let max_connections = reader.get("http.max_connections", 20_000, count(1_000_000), number)?;
-        // The rest is for everything that is answered at once.
+        // The other quarter is for requests that are answered at once.
         let most_streams = (max_connections * 3 / 4).max(1);
         let max_body = reader.get("http.max_body", 1 << 20, bytes, size)?;
         let most_buffered = max_body.saturating_mul(4).max(64 << 20);
@@ -53,7 +51,7 @@ impl HttpSettings {
         })
     }
 
-    /// Refuses bounds that contradict each other.
+    /// Refuses limits that contradict each other.
     pub(crate) fn check(&self) -> Result<(), SettingError> {
         let least_buffered = self.max_body.saturating_mul(2);
         if self.max_buffered < least_buffered {
@@ -67,7 +65,7 @@ impl HttpSettings {
         Ok(())
     }
 
-    /// The threads that serve HTTP.
+    /// The number of threads that serve HTTP.
     pub(crate) fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         if self.threads == 0 { cores() } else { self.threads }

@@ -1,16 +1,16 @@
-//! Bounds on batching.
+//! Limits of batching.
 
 use super::parse::count;
 use super::source::{SettingError, SettingsReader};
 
-/// Bounds on batching. How many lanes there are follows from the engine.
+/// Limits of batching. The engine determines the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
-    /// `lane.capacity`: calls that may wait in one lane; further ones are answered with 503.
+    /// `lane.capacity`: calls that may wait in one lane; further ones are answered 503.
     pub capacity: usize,
-    /// `lane.batch_max`: calls in one commit.
+    /// `lane.batch_max`: the most calls in one commit.
     pub batch_max: usize,
-    /// `lane.postgres_lanes`: commits under way at once on Postgres.
+    /// `lane.postgres_lanes`: concurrent commits on Postgres.
     pub postgres_lanes: usize,
 }
 

@@ -1,24 +1,21 @@
-//! What is logged and how.
+//! Settings of the log.
 
 use super::source::{SettingError, SettingsReader};
 
-/// What is logged and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// `log.level`: a level, or directives such as `info,weir_server=debug`.
     pub level: String,
-    /// `log.format`: how a line looks.
+    /// `log.format`.
     pub format: LogFormat,
 }
 
-/// How a log line looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people on a terminal, JSON otherwise.
+    /// `Human` on a terminal, `Json` otherwise.
     Auto,
-    /// For people.
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -39,7 +36,8 @@ impl LogSettings {
     }
 }
 
-/// A level, or a module with its level. Any other word would be taken for a module and turn off all the rest.
+/// Whether the text is a level, or a module with its level. Any other word would be taken for a module name and disable all
+/// other logs.
 fn is_directive(text: &str) -> bool {
     let (module, level) = text.split_once('=').unwrap_or(("", text));
     let plain = module.chars().all(|c| c.is_ascii_alphanumeric() || "_:-".contains(c));

@@ -1,8 +1,8 @@
-//! How setting values are spelled.
+//! Parsers of setting values.
 
 use std::time::Duration;
 
-/// A duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
+/// Parses a duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
 #[must_use]
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let span: jiff::SignedDuration = text.trim().parse().ok()?;
@@ -10,7 +10,7 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
     (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&span).then_some(span)
 }
 
-/// A size in bytes: `65536`, `64KiB`, `1MiB`.
+/// Parses a size in bytes: `65536`, `64KiB`, `1MiB`.
 #[must_use]
 pub(crate) fn bytes(text: &str) -> Option<usize> {
     let text = text.trim();
@@ -25,12 +25,12 @@ pub(crate) fn bytes(text: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(factor).filter(|bytes| *bytes > 0)
 }
 
-/// A count from 1 to `max`.
+/// Returns a parser of counts from 1 to `max`.
 pub(crate) fn count(max: usize) -> impl Fn(&str) -> Option<usize> {
     move |text| text.trim().parse().ok().filter(|count| (1..=max).contains(count))
 }
 
-/// `true` or `false`.
+/// Parses `true` or `false`, also written `1` or `0`.
 #[must_use]
 pub(crate) fn boolean(text: &str) -> Option<bool> {
     match text.trim() {

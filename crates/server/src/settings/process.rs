@@ -1,12 +1,11 @@
-//! Where the process listens and keeps its files, and what it does.
+//! The addresses, the data directory and the roles of the process.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::auth::AuthSettings;
 use super::source::{SettingError, SettingsReader};
 
-/// Where the process listens and keeps its files, and what it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessSettings {
     /// `listen`: the address of the HTTP API.
@@ -15,27 +14,26 @@ pub struct ProcessSettings {
     pub grpc_listen: SocketAddr,
     /// `data`: the directory of the embedded engine and of generated secrets.
     pub data: PathBuf,
-    /// `roles`: what this process does.
+    /// `roles`.
     pub roles: Roles,
-    /// `http.allowed_hosts`: further names that callers may know it by while it listens on a loopback address.
+    /// `http.allowed_hosts`: names allowed in `Host`, besides those of this machine, while it listens on a loopback address.
     pub allowed_hosts: Vec<String>,
 }
 
-/// What a process does. Any subset, so that each can run as its own process.
+/// The roles of a process, in any combination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
-    /// Answers the API.
+    /// Serves the API.
     pub api: bool,
     /// Carries out requests.
     pub worker: bool,
     /// Delivers messages.
     pub sender: bool,
-    /// Mends what was left half-way.
+    /// Repairs what crashes and outages have left half-done.
     pub reconciler: bool,
 }
 
 impl Roles {
-    /// Every role: one process does it all.
     pub const ALL: Self = Self { api: true, worker: true, sender: true, reconciler: true };
     const NONE: Self = Self { api: false, worker: false, sender: false, reconciler: false };
 
@@ -59,7 +57,7 @@ impl ProcessSettings {
         let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let address = "an address such as 127.0.0.1:8080 or [::]:8080";
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-        // Read before the rest, to find the file; known here so that it may stand among the others.
+        // `config` was read before all others, to find the file. Reading it again marks it as a known setting.
         reader.get_optional("config", path, "the path of a file")?;
         Ok(Self {
             listen: reader.get("listen", loopback(8080), parse_address, address)?,
@@ -83,13 +81,13 @@ impl ProcessSettings {
     /// Whether only this machine can reach the HTTP API.
     #[must_use]
     pub fn is_on_loopback(&self) -> bool {
-        is_loopback(self.listen.ip())
+        self.listen.ip().to_canonical().is_loopback()
     }
 
-    /// Some endpoints take no credentials; anybody on the network reaches them unless only this machine can.
-    pub(crate) fn refuse_strangers(&self, auth: &AuthSettings) -> Result<(), SettingError> {
-        let open = self.roles.api && !is_loopback(self.listen.ip()) && !auth.allow_anonymous;
-        if !open {
+    /// Refuses to serve endpoints without credentials to the network, unless the settings allow it.
+    pub(crate) fn check_anonymous_access(&self, auth: &AuthSettings) -> Result<(), SettingError> {
+        let is_exposed = self.roles.api && !self.is_on_loopback() && !auth.allow_anonymous;
+        if !is_exposed {
             return Ok(());
         }
         let allowed = "a loopback address such as 127.0.0.1:8080, because /api/config and /api/send take no \
@@ -98,21 +96,17 @@ impl ProcessSettings {
     }
 }
 
-/// Names without ports, in lower case; `*` is any name.
+/// Parses a list of names without ports into lower case. `*` stands for any name.
 fn parse_hosts(text: &str) -> Option<Vec<String>> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     names.map(|name| (name == "*" || name.bytes().all(is_plain)).then(|| name.to_ascii_lowercase())).collect()
 }
 
-/// A host name is allowed where it names one of this machine's addresses.
+/// Parses an address, or a host name that resolves to one.
 fn parse_address(text: &str) -> Option<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Some(address);
     }
     std::net::ToSocketAddrs::to_socket_addrs(text).ok()?.next()
-}
-
-fn is_loopback(ip: IpAddr) -> bool {
-    ip.to_canonical().is_loopback()
 }

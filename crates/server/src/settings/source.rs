@@ -1,4 +1,4 @@
-//! Where settings come from, and the sentence a wrong one is refused with.
+//! The sources of settings, and the error for a wrong setting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,8 +23,8 @@ const SECRETS: [&str; 12] = [
     "ai.upstream",
 ];
 
-/// The settings that only the environment may hold: a file is too easily committed.
-const ENVIRONMENT_ALONE: [&str; 6] = [
+/// The settings that may be set only in the environment: a file is too easily committed.
+const ENVIRONMENT_ONLY: [&str; 6] = [
     "admin_key",
     "jwt_secret",
     "webhook_secret",
@@ -33,10 +33,10 @@ const ENVIRONMENT_ALONE: [&str; 6] = [
     "sale.challenge_secret",
 ];
 
-/// The file read when none is named and it is there.
+/// The file that is read if it exists and no other is named.
 const DEFAULT_FILE: &str = "weir.toml";
 
-/// All that was given, unread.
+/// The values of all sources, not parsed yet.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Values of flags, by dotted name.
@@ -48,7 +48,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Takes the process's environment and the file that flags or environment name.
+    /// Reads the process's environment and the file that flags or environment name.
     /// Fails when a named file cannot be read, or the file is not TOML.
     pub fn from_process(flags: BTreeMap<&'static str, String>) -> Result<Self, SettingError> {
         let environment: BTreeMap<_, _> = std::env::vars_os()
@@ -72,8 +72,8 @@ impl Sources {
     }
 }
 
-/// A file's values as text under dotted names, so that every source reads alike.
-/// Fails when the text is not TOML, or holds what no setting can be (a date, a table in a list).
+/// Converts the values of a TOML file to text under dotted names, so that all sources are parsed in the same way.
+/// Fails when the text is not TOML.
 pub fn flatten_toml(path: &Path, text: &str) -> Result<BTreeMap<String, String>, SettingError> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
@@ -105,24 +105,23 @@ fn flatten_table(prefix: &str, table: toml::Table, values: &mut BTreeMap<String,
     }
 }
 
-/// Reads settings one by one and remembers which exist.
+/// Reads settings one by one and records their names.
 #[derive(Debug)]
 pub struct SettingsReader {
     sources: Sources,
     known: BTreeSet<&'static str>,
-    /// Names under which the file may have tables of any name.
+    /// Prefixes under which the file may have tables of any name.
     tables: BTreeSet<&'static str>,
 }
 
 impl SettingsReader {
-    /// A reader of these sources.
     #[must_use]
     pub const fn new(sources: Sources) -> Self {
         Self { sources, known: BTreeSet::new(), tables: BTreeSet::new() }
     }
 
-    /// The setting `key` as `parse` understands it, or `default` when nobody set it.
-    /// Fails when it is set to something that `parse` refuses; `allowed` says what it takes.
+    /// Returns the setting `key`, or `default` if it is not set.
+    /// Fails when `parse` refuses the value. `allowed` describes the allowed values.
     pub fn get<T>(
         &mut self,
         key: &'static str,
@@ -134,7 +133,8 @@ impl SettingsReader {
         Ok(value.unwrap_or(default))
     }
 
-    /// The same for a setting that may be absent.
+    /// Returns the setting `key`, or `None` if it is not set.
+    /// Fails like [`Self::get`].
     pub fn get_optional<T>(
         &mut self,
         key: &'static str,
@@ -151,7 +151,7 @@ impl SettingsReader {
         }
     }
 
-    /// The text of a setting and the name its author knows it by.
+    /// Returns the name of a setting in its source, and its text.
     fn text(&mut self, key: &'static str) -> Result<Option<(String, String)>, SettingError> {
         self.known.insert(key);
         let variable = variable(key);
@@ -168,7 +168,7 @@ impl SettingsReader {
             return Ok(None);
         };
         let name = format!("{key} in {}", path.display());
-        if ENVIRONMENT_ALONE.contains(&key) {
+        if ENVIRONMENT_ONLY.contains(&key) {
             return Err(SettingError::secret(
                 name,
                 &format!("the environment ({variable}) for secrets, not the file"),
@@ -177,42 +177,41 @@ impl SettingsReader {
         Ok(Some((name, text.clone())))
     }
 
-    /// The tables of the file under `prefix`, by name: what each of their fields is set to. Only a file has these.
+    /// Returns the tables of the file under `prefix`, with the values of their fields. Only a file has tables.
     pub fn tables(&mut self, prefix: &'static str) -> BTreeMap<String, BTreeMap<String, String>> {
         self.tables.insert(prefix);
         let mut tables: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         let values = self.sources.file.iter().flat_map(|(_, values)| values);
         for (key, value) in values {
-            let inside = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
-            if let Some((name, field)) = inside.and_then(|rest| rest.rsplit_once('.')) {
+            let rest = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
+            if let Some((name, field)) = rest.and_then(|rest| rest.rsplit_once('.')) {
                 tables.entry(name.to_owned()).or_default().insert(field.to_owned(), value.clone());
             }
         }
         tables
     }
 
-    /// The file, if it holds a secret. Secrets proper are refused there; URLs with a password are not.
+    /// Returns the path of the file if it contains a URL with a password. Other secrets are refused in files.
     #[must_use]
     pub fn file_with_secrets(&self) -> Option<PathBuf> {
         let (path, values) = self.sources.file.as_ref()?;
         values.values().any(|value| has_password(value)).then(|| path.clone())
     }
 
-    /// The names of all settings read so far.
+    /// Returns the names of all settings read so far.
     pub fn known(&self) -> impl Iterator<Item = &'static str> {
         self.known.iter().copied()
     }
 
-    /// The `WEIR_…` variables that nobody reads: typing mistakes, or meant for another version.
+    /// Returns the `WEIR_…` variables that are no settings: misspelled, or meant for another version.
     #[must_use]
     pub fn unknown_variables(&self) -> Vec<String> {
         let known: BTreeSet<String> = self.known.iter().map(|key| variable(key)).collect();
-        let given = self.sources.environment.keys();
-        given.filter(|name| !known.contains(*name) && !name.starts_with("WEIR_TEST_")).cloned().collect()
+        let variables = self.sources.environment.keys();
+        variables.filter(|name| !known.contains(*name) && !name.starts_with("WEIR_TEST_")).cloned().collect()
     }
 
-    /// Refuses what the file sets and nobody reads: most likely a typing mistake.
-    /// Names the first such setting.
+    /// Fails with the first name in the file that is no setting, most likely because it is misspelled.
     pub fn finish(self) -> Result<(), SettingError> {
         let Some((path, values)) = &self.sources.file else {
             return Ok(());
@@ -228,7 +227,7 @@ impl SettingsReader {
     }
 }
 
-/// Whether a text is a URL with a password: before the host, or among the parameters as Postgres takes it.
+/// Whether a text is a URL with a password, before the host or as the parameter `password`, which Postgres accepts.
 fn has_password(text: &str) -> bool {
     let Some((_scheme, rest)) = text.split_once("://") else { return false };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -237,12 +236,12 @@ fn has_password(text: &str) -> bool {
     password.is_some_and(|(_user, password)| !password.is_empty()) || rest.contains("password=")
 }
 
-/// A setting's name in the environment.
+/// Returns the name of a setting in the environment.
 fn variable(key: &str) -> String {
     format!("WEIR_{}", key.replace('.', "_").to_uppercase())
 }
 
-/// One sentence: the setting, its value (unless secret), and what is allowed.
+/// One sentence: the setting, its value unless it is secret, and what is allowed.
 #[derive(Debug, thiserror::Error)]
 pub struct SettingError(String);
 
@@ -252,25 +251,25 @@ impl SettingError {
         Self(format!("{name} is \"{value}\", but must be {allowed}"))
     }
 
-    /// A secret value that is not allowed; it is not repeated.
+    /// A secret value that is not allowed. The value is not shown.
     pub fn secret(name: impl fmt::Display, allowed: &str) -> Self {
         Self(format!(
             "{name} is set to something that is not allowed (not shown, it may hold a secret): it must be {allowed}"
         ))
     }
 
-    /// A value that is allowed, of something that turned out to be of no use.
+    /// A valid value that names something unusable, such as an unsuitable database.
     pub fn unusable(name: impl fmt::Display, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self(format!("{name} is \"{value}\", which cannot be used: {reason}"))
     }
 
-    /// A setting that is allowed and does not go with what is there already; `problem` is the whole sentence.
+    /// A valid value that conflicts with existing data. `problem` is the whole sentence.
     pub fn conflict(problem: String) -> Self {
         Self(problem)
     }
 
     fn unknown(key: &str, path: &Path) -> Self {
-        Self(format!("{key} in {} is no setting: weir.default.toml lists those that exist", path.display()))
+        Self(format!("{key} in {} is not a setting; weir.default.toml lists all settings", path.display()))
     }
 }
 

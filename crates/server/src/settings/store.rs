@@ -1,4 +1,4 @@
-//! Which engines hold the state.
+//! The choice of engines, and their settings.
 
 use std::time::Duration;
 
@@ -9,27 +9,26 @@ use super::http::HttpSettings;
 use super::parse::{boolean, count, duration};
 use super::source::{SettingError, SettingsReader};
 
-/// What a call needs besides the brokers' confirmation: its rows are locked and saved.
-const KAFKA_SOONER: Duration = Duration::from_millis(500);
+/// The time that a call needs besides the brokers' confirmation, to lock and save its rows.
+const KAFKA_MARGIN: Duration = Duration::from_millis(500);
 
-/// Which engines hold the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// `store`: the engine.
+    /// `store`.
     pub engine: EngineChoice,
-    /// `cache`: what stands before it on hot paths.
+    /// `cache`: serves hot paths in front of the store.
     pub cache: CacheChoice,
-    /// `broker`: what carries messages.
+    /// `broker`: carries messages.
     pub broker: BrokerChoice,
     /// `kafka.timeout`: how long Kafka may take to confirm a batch.
     pub kafka_timeout: Duration,
     /// `redis.sale_timeout`: how long Redis may take to decide a sale.
     pub redis_sale_timeout: Duration,
-    /// `kafka.group`: the senders that share the messages.
+    /// `kafka.group`: the consumer group of the senders.
     pub kafka_group: String,
-    /// `kafka.partitions`: of topics that Weir makes.
+    /// `kafka.partitions`: the partitions of topics that Weir creates.
     pub kafka_partitions: usize,
-    /// `postgres.connections`: the most connections this process makes.
+    /// `postgres.connections`: the most connections that this process opens.
     pub postgres_connections: usize,
 }
 
@@ -55,7 +54,7 @@ impl PartialEq for EngineChoice {
 impl Eq for EngineChoice {}
 
 impl EngineChoice {
-    /// The same, with what is set of Postgres: `postgres.timeout` and `postgres.allow_unsafe_durability`.
+    /// Applies `postgres.timeout` and `postgres.allow_unsafe_durability`.
     fn with(self, timeout: Duration, allow_unsafe_durability: bool) -> Self {
         match self {
             Self::Embedded => Self::Embedded,
@@ -73,7 +72,6 @@ impl EngineChoice {
     }
 }
 
-/// What carries messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BrokerChoice {
     /// The store's own queue.
@@ -91,10 +89,8 @@ impl BrokerChoice {
     }
 }
 
-/// What stands before the store.
 #[derive(Clone, Debug)]
 pub enum CacheChoice {
-    /// Nothing.
     None,
     /// A Redis server or cluster.
     Redis(Box<weir_store_redis::RedisTarget>),
@@ -113,7 +109,7 @@ impl PartialEq for CacheChoice {
 impl Eq for CacheChoice {}
 
 impl CacheChoice {
-    /// The same, with `redis.timeout`.
+    /// Applies `redis.timeout`.
     fn with(self, timeout: Duration) -> Self {
         match self {
             Self::None => Self::None,
@@ -177,11 +173,11 @@ impl StoreSettings {
         })
     }
 
-    /// Refuses a broker that may take longer than a call: its callers would be told 503 of messages that are queued.
+    /// Refuses a broker timeout that is longer than a call may take: callers would get 503 for messages that are queued.
     pub(super) fn check(&self, call_timeout: Duration) -> Result<(), SettingError> {
-        let most = call_timeout.max(HttpSettings::TIMEOUT) - KAFKA_SOONER;
-        if self.kafka_timeout > most {
-            let allowed = format!("at most {most:?}, which is {KAFKA_SOONER:?} less than http.timeout");
+        let longest = call_timeout.max(HttpSettings::TIMEOUT) - KAFKA_MARGIN;
+        if self.kafka_timeout > longest {
+            let allowed = format!("at most {longest:?}, which is {KAFKA_MARGIN:?} less than http.timeout");
             return Err(SettingError::new("kafka.timeout", format!("{:?}", self.kafka_timeout), allowed));
         }
         Ok(())

@@ -16,7 +16,7 @@ fn file(text: &str) -> Sources {
     Sources { file: Some((path, values)), ..Sources::default() }
 }
 
-/// The commented default file with its settings uncommented: lines of the form `# name = value` and `# [table]`.
+/// Returns the default file with its settings uncommented: lines of the form `# name = value` and `# [table]`.
 fn uncommented() -> String {
     let is_setting = |line: &str| {
         line.starts_with('[')
@@ -55,7 +55,7 @@ fn the_default_file_states_every_setting_with_its_default() {
     let all = known_settings(&mut reader);
     let missing: Vec<_> =
         all.iter().filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key)).collect();
-    assert!(missing.is_empty(), "weir.default.toml says nothing of {missing:?}");
+    assert!(missing.is_empty(), "weir.default.toml does not list {missing:?}");
 }
 
 fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
@@ -87,7 +87,7 @@ fn flags_win_over_the_environment_which_wins_over_the_file() {
 }
 
 #[test]
-fn a_lease_that_a_call_can_outlast_is_refused() {
+fn a_lease_shorter_than_a_call_is_refused() {
     let sentence = |text: &str| Settings::read(file(text)).unwrap_err().to_string();
     let slow = "[request.downstreams.slow]\nurl = \"http://127.0.0.1:1/\"\nread_timeout = \"60s\"";
     for text in ["[request]\nlease = \"4s\"", "[request]\nread_timeout = \"29s\"", slow] {
@@ -122,7 +122,7 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
 }
 
 #[test]
-fn a_broker_has_less_time_than_a_call() {
+fn the_broker_timeout_must_be_shorter_than_a_call() {
     let kafka = ("WEIR_KAFKA_TIMEOUT", "8s");
     let sentence = Settings::read(environment(&[kafka])).unwrap_err().to_string();
     assert!(sentence.contains("kafka.timeout") && sentence.contains("at most 1.5s"), "{sentence}");
@@ -157,8 +157,8 @@ fn secrets_are_never_repeated() {
 #[test]
 fn an_admin_key_is_trimmed_and_fits_into_a_header() {
     let read = |key: &str| Settings::read(environment(&[("WEIR_ADMIN_KEY", key)]));
-    for given in ["0123456789abcdef", "0123456789abcdef\n", "\t 0123456789abcdef \r\n"] {
-        assert_eq!(read(given).unwrap().auth.admin_key.as_deref(), Some("0123456789abcdef"));
+    for key in ["0123456789abcdef", "0123456789abcdef\n", "\t 0123456789abcdef \r\n"] {
+        assert_eq!(read(key).unwrap().auth.admin_key.as_deref(), Some("0123456789abcdef"));
     }
     for wrong in [
         "",
@@ -200,12 +200,12 @@ fn a_name_that_is_no_setting_is_refused() {
 }
 
 #[test]
-fn open_endpoints_on_the_network_have_to_be_asked_for() {
+fn open_endpoints_on_the_network_must_be_allowed_explicitly() {
     let open = [("WEIR_LISTEN", "0.0.0.0:8080")];
     let sentence = Settings::read(environment(&open)).unwrap_err().to_string();
     assert!(sentence.contains("WEIR_ALLOW_ANONYMOUS"), "{sentence}");
-    let asked = [open[0], ("WEIR_ALLOW_ANONYMOUS", "true")];
-    assert!(Settings::read(environment(&asked)).is_ok());
+    let allowed = [open[0], ("WEIR_ALLOW_ANONYMOUS", "true")];
+    assert!(Settings::read(environment(&allowed)).is_ok());
     let no_api = [open[0], ("WEIR_ROLES", "sender")];
     assert!(Settings::read(environment(&no_api)).is_ok());
     for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
@@ -221,13 +221,13 @@ fn lists_and_numbers_in_the_file_read_like_their_text() {
 }
 
 #[test]
-fn variables_that_mean_nothing_are_remembered_and_change_nothing() {
+fn unknown_variables_are_listed_and_ignored() {
     let settings = Settings::read(environment(&[("WEIR_LISTNE", "x"), ("WEIR_TEST_SKIP", "y")])).unwrap();
     assert_eq!(settings.unknown_variables, ["WEIR_LISTNE"]);
 }
 
 #[test]
-fn bounds_of_http_that_contradict_each_other_are_refused() {
+fn http_limits_that_contradict_each_other_are_refused() {
     for (text, name) in [
         ("[http]\nmax_body = \"2MiB\"\nmax_buffered = \"3MiB\"", "http.max_buffered"),
         ("[http]\nmax_connections = 10\nmax_streams = 11", "http.max_streams"),

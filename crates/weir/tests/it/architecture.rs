@@ -1,5 +1,5 @@
-//! ARCHITECTURE.md shows the true dependencies of crates and of the server's modules, core stays pure, and capabilities
-//! log only through their events.
+//! Compares the tables and walks of ARCHITECTURE.md with the sources, and checks that core stays pure and that capabilities log
+//! only through their events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::process::Command;
 
 use serde_json::Value;
 
-const PAGE: &str = include_str!("../../../../ARCHITECTURE.md");
+const ARCHITECTURE: &str = include_str!("../../../../ARCHITECTURE.md");
 
-/// The rows of one of the page's tables, in order: | `name` | what | `dependency`, `dependency` |
-fn table_on_the_page(header: &str) -> Vec<(String, BTreeSet<String>)> {
+/// Returns the rows of a table in ARCHITECTURE.md, in order: | `name` | what it is | `dependency`, `dependency` |
+fn table_of_dependencies(header: &str) -> Vec<(String, BTreeSet<String>)> {
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
-    let table = PAGE.lines().skip_while(|line| !line.starts_with(header));
+    let table = ARCHITECTURE.lines().skip_while(|line| !line.starts_with(header));
     let rows = table.skip(2).take_while(|line| line.starts_with('|'));
     rows.map(|row| {
         let cells: Vec<_> = row.trim_matches('|').split('|').collect();
@@ -22,7 +22,7 @@ fn table_on_the_page(header: &str) -> Vec<(String, BTreeSet<String>)> {
     .collect()
 }
 
-/// Every Rust file below a directory.
+/// Adds every Rust file below a directory to `files`.
 pub(crate) fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -34,25 +34,25 @@ pub(crate) fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The longest of the listed modules that a path leads into.
+/// Returns the innermost listed module that contains a path.
 fn module_of<'a>(path: &str, modules: &'a BTreeSet<String>) -> Option<&'a str> {
     let is_in = |module: &&String| path == **module || path.starts_with(&format!("{module}::"));
     modules.iter().filter(is_in).max_by_key(|module| module.len()).map(String::as_str)
 }
 
-/// The paths behind every `crate::` and `super::` of a source file, from the crate's root.
-fn paths_named(text: &str, parent: &str) -> Vec<String> {
+/// Returns the paths after every `crate::` and `super::` of a source file, relative to the crate's root.
+fn paths_used(text: &str, parent: &str) -> Vec<String> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut paths = Vec::new();
     for (keyword, base) in [("crate::", ""), ("super::", parent)] {
         for rest in text.split(keyword).skip(1) {
-            let (path, behind) = rest.split_at(rest.find(|c| !is_path(c)).unwrap_or(rest.len()));
-            let group = behind.strip_prefix('{').and_then(|group| group.split('}').next());
+            let (path, after) = rest.split_at(rest.find(|c| !is_path(c)).unwrap_or(rest.len()));
+            let group = after.strip_prefix('{').and_then(|group| group.split('}').next());
             match group {
                 Some(items) => {
                     paths.extend(items.split(',').map(|item| format!("{base}{path}{}", item.trim())));
                 }
-                // `super::*` of the tests in a file is the file itself.
+                // `super::*` in the tests of a file is the file itself.
                 None if path.is_empty() => {}
                 None => paths.push(format!("{base}{path}")),
             }
@@ -61,8 +61,8 @@ fn paths_named(text: &str, parent: &str) -> Vec<String> {
     paths
 }
 
-/// The listed modules of `weir-server`, and which others the files of each name.
-fn modules_of_the_server(listed: &BTreeSet<String>) -> BTreeMap<String, BTreeSet<String>> {
+/// Returns the listed modules of `weir-server` and the modules that the files of each use.
+fn server_modules(listed: &BTreeSet<String>) -> BTreeMap<String, BTreeSet<String>> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src");
     let mut files = Vec::new();
     rust_files(&sources, &mut files);
@@ -78,25 +78,29 @@ fn modules_of_the_server(listed: &BTreeSet<String>) -> BTreeMap<String, BTreeSet
         let parent = path.rsplit_once("::").map_or_else(String::new, |(parent, _)| format!("{parent}::"));
         let text = std::fs::read_to_string(&file).unwrap();
         let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap()).collect();
-        let named = paths_named(&code.join("\n"), &parent);
-        let named = named.iter().filter_map(|path| module_of(path.trim_end_matches(':'), listed));
-        let others = named.filter(|other| *other != module).map(str::to_owned);
+        let paths = paths_used(&code.join("\n"), &parent);
+        let used = paths.iter().filter_map(|path| module_of(path.trim_end_matches(':'), listed));
+        let others = used.filter(|other| *other != module).map(str::to_owned);
         modules.entry(module.to_owned()).or_default().extend(others);
     }
     modules
 }
 
 #[test]
-fn modules_of_the_server_depend_on_each_other_as_the_page_says_and_never_in_a_circle() {
-    let table = table_on_the_page("| module of `weir-server` ");
+fn server_modules_depend_on_each_other_as_documented_and_without_cycles() {
+    let table = table_of_dependencies("| module of `weir-server` ");
     let mut above = BTreeSet::new();
     for (module, dependencies) in &table {
-        assert!(dependencies.is_subset(&above), "{module} depends on modules that stand below it");
+        assert!(dependencies.is_subset(&above), "{module} depends on modules below it in the table");
         above.insert(module.clone());
     }
-    let graph = modules_of_the_server(&above);
+    let graph = server_modules(&above);
     for (module, dependencies) in &table {
-        assert_eq!(Some(dependencies), graph.get(module), "left: what the page says {module} depends on");
+        assert_eq!(
+            Some(dependencies),
+            graph.get(module),
+            "left: the dependencies of {module} in ARCHITECTURE.md"
+        );
     }
     assert_eq!(graph.len(), table.len());
 }
@@ -132,9 +136,9 @@ fn capabilities_log_only_through_their_events() {
     }
 }
 
-/// The steps of the page's walks: each file, with the functions named behind it.
+/// Returns the steps of the walks in ARCHITECTURE.md: each file with the functions named after it.
 fn steps_of_the_walks() -> Vec<(String, Vec<String>)> {
-    let walks = PAGE.split("\n## One send").nth(1).expect("the walks are the last part of the page");
+    let walks = ARCHITECTURE.split("\n## One send").nth(1).expect("the walks are the last part of the page");
     let mut steps: Vec<(String, Vec<String>)> = Vec::new();
     for name in walks.split('`').skip(1).step_by(2) {
         if name.ends_with(".rs") {
@@ -182,7 +186,7 @@ fn normal_dependencies(package: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn crates_depend_on_each_other_as_the_page_says() {
+fn crates_depend_on_each_other_as_documented() {
     let metadata = metadata();
     let members: BTreeMap<_, _> = metadata["packages"]
         .as_array()
@@ -198,11 +202,11 @@ fn crates_depend_on_each_other_as_the_page_says() {
             (name, dependencies.intersection(&names).cloned().collect::<BTreeSet<_>>())
         })
         .collect();
-    assert_eq!(table_on_the_page("| crate ").into_iter().collect::<BTreeMap<_, _>>(), graph);
+    assert_eq!(table_of_dependencies("| crate ").into_iter().collect::<BTreeMap<_, _>>(), graph);
 }
 
 #[test]
-fn core_depends_on_nothing_that_waits_reads_clocks_or_does_io() {
+fn core_depends_on_no_async_clock_or_io_crate() {
     let metadata = metadata();
     let packages = metadata["packages"].as_array().unwrap();
     let core = packages.iter().find(|package| package["name"] == "weir-core").unwrap();

@@ -1,7 +1,7 @@
-//! Every route of the table, called by those who must not get in and by those who must.
+//! Calls every route of the table with credentials that must be refused and with credentials that must be accepted.
 //!
-//! The table says what a route asks for; what follows from that is tried on the running server. A new route is covered by
-//! its line, or has to be entered in [`NOT_COVERED`].
+//! The route table names the required credentials; the tests derive the attempts from them. A new route is covered by its entry
+//! in the table, or must be listed in [`NOT_COVERED`].
 
 use std::collections::BTreeSet;
 
@@ -19,18 +19,18 @@ use weir_testkit::wait;
 
 use crate::fixtures::{PATIENCE, Running, Store};
 
-/// Far in the future, in seconds since 1970.
+/// An expiry far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;
-/// An id that nothing has.
-const NOBODY: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
+/// An id that does not exist.
+const UNKNOWN_ID: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
 
-/// Routes that let in whoever asks, or whom this test cannot let in, and why.
+/// Routes that require no credentials, or for which this test cannot create them, and the reason.
 const NOT_COVERED: [(&str, &str); 24] = [
-    ("POST /api/config", "quota has no callers of its own: networks keep strangers out"),
+    ("POST /api/config", "quota has no callers of its own: the network protects it"),
     ("GET /api/config/{userId}", "quota has no callers of its own"),
     ("DELETE /api/config/{userId}", "quota has no callers of its own"),
     ("POST /api/send", "quota has no callers of its own"),
-    ("POST /api/v1/slots", "slot has no callers of its own: networks keep strangers out"),
+    ("POST /api/v1/slots", "slot has no callers of its own: the network protects it"),
     ("POST /api/v1/slots/bulk", "slot has no callers of its own"),
     ("POST /api/v1/slots/forecast", "slot has no callers of its own"),
     ("GET /api/v1/slots/windows", "slot has no callers of its own"),
@@ -38,7 +38,7 @@ const NOT_COVERED: [(&str, &str); 24] = [
     ("DELETE /api/v1/slots/{eventId}", "slot has no callers of its own"),
     (
         "POST /v1/requests/{requestId}/callback",
-        "signed over its body; request/callback.rs has good signatures",
+        "signed over its body; request/callback.rs tests valid signatures",
     ),
     ("GET /api/v1/sales", "shoppers have no credentials"),
     ("GET /api/v1/sales/events", "shoppers have no credentials"),
@@ -49,28 +49,28 @@ const NOT_COVERED: [(&str, &str); 24] = [
     ("GET /readyz", "probes have no credentials"),
     ("GET /readyz/{capability}", "probes have no credentials"),
     ("GET /metrics", "Prometheus has no credentials"),
-    ("GET /openapi.json", "says what credentials are for"),
+    ("GET /openapi.json", "describes the credentials"),
     ("GET /docs", "a page"),
     ("GET /", "a page"),
     ("GET /sale/…", "the sale page and its files"),
 ];
 
-/// A server, and what its callers may show.
-struct Gate {
+/// A server and the credentials that it accepts.
+struct Fixture {
     running: Running,
     secret: String,
     admin_key: String,
 }
 
-/// What a caller shows, and how it is refused.
+/// A call that must be refused, and the expected status.
 struct Attempt {
-    what: String,
+    name: String,
     header: Option<(&'static str, String)>,
     status: u16,
 }
 
-impl Gate {
-    async fn open() -> Self {
+impl Fixture {
+    async fn start() -> Self {
         let running = Running::start(Store::Embedded).await;
         let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
         let admin_key = running.weir.admin_key();
@@ -87,27 +87,27 @@ impl Gate {
         format!("Bearer {}", jwt::sign(secret, &claims).unwrap())
     }
 
-    /// Tokens that look right and are not.
+    /// Invalid tokens with their names.
     fn bad_tokens(&self, scope: Option<&str>) -> Vec<(String, String)> {
-        let good = self.token(Some("acme"), scope);
-        let (unsigned, _) = good.rsplit_once('.').unwrap();
+        let valid = self.token(Some("acme"), scope);
+        let (unsigned, _) = valid.rsplit_once('.').unwrap();
         let (_, claims) = unsigned.rsplit_once('.').unwrap();
         let none = URL_SAFE_NO_PAD.encode(br#"{"alg":"none","typ":"JWT"}"#);
         let other = "another secret of at least 32 bytes";
         [
             ("an expired token", self.signed(&self.secret, 1_000_000_000, Some("acme"), scope)),
-            ("a token signed by somebody else", self.signed(other, FAR, Some("acme"), scope)),
+            ("a token signed with another secret", self.signed(other, FAR, Some("acme"), scope)),
             ("a token without its signature", format!("{unsigned}.")),
-            ("a token that says it needs no signature", format!("Bearer {none}.{claims}.")),
-            ("a token in another scheme", good.replace("Bearer", "Basic")),
+            ("a token with the algorithm none", format!("Bearer {none}.{claims}.")),
+            ("a token in another scheme", valid.replace("Bearer", "Basic")),
             ("no token at all", "Bearer".to_owned()),
             ("nonsense", "Bearer a.b.c".to_owned()),
         ]
-        .map(|(what, token)| (what.to_owned(), token))
+        .map(|(name, token)| (name.to_owned(), token))
         .to_vec()
     }
 
-    /// Everything that must not do on a route.
+    /// The calls that a route must refuse.
     fn attempts(&self, credentials: Credentials) -> Vec<Attempt> {
         let (scope, takes_key) = match credentials {
             Credentials::Open => return Vec::new(),
@@ -116,18 +116,18 @@ impl Gate {
             Credentials::Token | Credentials::Signature => (None, false),
             Credentials::Tenant(scope) => (Some(scope.as_str()), false),
         };
-        let refused = |status| move |what: &str, header| Attempt { what: what.to_owned(), header, status };
+        let refused = |status| move |name: &str, header| Attempt { name: name.to_owned(), header, status };
         let (unknown, forbidden) = (refused(401), refused(403));
         let mut attempts = vec![
-            unknown("nothing", None),
+            unknown("no credentials", None),
             unknown("a wrong key", Some(("x-admin-key", format!("{}x", self.admin_key)))),
             unknown("an empty key", Some(("x-admin-key", String::new()))),
         ];
         if !takes_key {
             attempts.push(unknown("the operator's key", Some(("x-admin-key", self.admin_key.clone()))));
         }
-        for (what, token) in self.bad_tokens(scope) {
-            attempts.push(unknown(&what, Some(("authorization", token))));
+        for (name, token) in self.bad_tokens(scope) {
+            attempts.push(unknown(&name, Some(("authorization", token))));
         }
         let scopes = scopes();
         let others: Vec<&str> = scopes.iter().copied().filter(|other| Some(*other) != scope).collect();
@@ -153,8 +153,8 @@ impl Gate {
         attempts
     }
 
-    /// Everything that must do.
-    fn passes(&self, credentials: Credentials) -> Vec<(&'static str, String)> {
+    /// The credentials that a route must accept.
+    fn accepted(&self, credentials: Credentials) -> Vec<(&'static str, String)> {
         let key = || ("x-admin-key", self.admin_key.clone());
         let token = |tenant, scope| ("authorization", self.token(tenant, scope));
         match credentials {
@@ -181,7 +181,7 @@ impl Gate {
     }
 }
 
-/// Every scope that any route asks for, and one that none does.
+/// Every scope that a route requires, and one that none requires.
 fn scopes() -> BTreeSet<&'static str> {
     let of_routes = routes().into_iter().filter_map(|route| match route.credentials {
         Credentials::OperatorOrScope(scope) => Some(scope),
@@ -191,7 +191,7 @@ fn scopes() -> BTreeSet<&'static str> {
     of_routes.chain(["openid"]).collect()
 }
 
-/// The methods that a route is called with here.
+/// The methods with which a route is called here.
 fn methods(route: &Route) -> Vec<Method> {
     route
         .method
@@ -199,7 +199,7 @@ fn methods(route: &Route) -> Vec<Method> {
         .map_or_else(|| vec![Method::GET, Method::POST, Method::DELETE], |method| vec![method])
 }
 
-/// The path of a route, with a value for each parameter.
+/// The path of a route with `value` for each parameter.
 fn path(route: &Route, value: &str) -> String {
     let mut path = String::new();
     for segment in route.path.split_inclusive('/') {
@@ -211,7 +211,7 @@ fn path(route: &Route, value: &str) -> String {
     path
 }
 
-/// Checks that a refusal has the form that the table promises.
+/// Checks that a refusal has the error format of its route.
 fn check_refusal(route: &Route, response: &Response, at: &str) {
     let body = response.json();
     let code = match route.errors {
@@ -237,21 +237,21 @@ fn check_refusal(route: &Route, response: &Response, at: &str) {
         assert_eq!(challenge.contains("Bearer"), takes_token, "{at}: {challenge}");
         assert_eq!(challenge.contains("X-Admin-Key"), takes_key, "{at}: {challenge}");
     }
-    let told = if route.errors == ErrorFormat::Flat { &body["code"] } else { &body["error"]["code"] };
-    assert_eq!(told, code, "{at}");
+    let actual = if route.errors == ErrorFormat::Flat { &body["code"] } else { &body["error"]["code"] };
+    assert_eq!(actual, code, "{at}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_gets_in_without_what_the_table_asks_for() {
-    let gate = Gate::open().await;
+async fn calls_without_the_required_credentials_are_refused() {
+    let fixture = Fixture::start().await;
     let mut count = 0;
     for route in routes() {
         for method in methods(&route) {
-            for Attempt { what, header, status } in gate.attempts(route.credentials) {
+            for Attempt { name, header, status } in fixture.attempts(route.credentials) {
                 let header = header.as_ref().map(|(name, value)| (*name, value.as_str()));
-                // A body that would be refused: credentials are looked at first.
-                let response = gate.call(&method, &path(&route, NOBODY), header, &json!([])).await;
-                let at = format!("{route:?} called with {method} and {what}");
+                // The body is invalid, too: credentials are checked first.
+                let response = fixture.call(&method, &path(&route, UNKNOWN_ID), header, &json!([])).await;
+                let at = format!("{route:?} called with {method} and {name}");
                 assert_eq!(response.status, status, "{at}: {:?}", response.body);
                 check_refusal(&route, &response, &at);
                 count += 1;
@@ -262,13 +262,13 @@ async fn nobody_gets_in_without_what_the_table_asks_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_right_credentials_are_let_in() {
-    let gate = Gate::open().await;
+async fn calls_with_the_required_credentials_are_accepted() {
+    let fixture = Fixture::start().await;
     for route in routes() {
         for method in methods(&route) {
-            for (name, value) in gate.passes(route.credentials) {
-                let response =
-                    gate.call(&method, &path(&route, NOBODY), Some((name, value.as_str())), &json!({})).await;
+            for (name, value) in fixture.accepted(route.credentials) {
+                let header = Some((name, value.as_str()));
+                let response = fixture.call(&method, &path(&route, UNKNOWN_ID), header, &json!({})).await;
                 let status = response.status;
                 assert!(
                     !matches!(status, 401 | 403 | 500..),
@@ -280,27 +280,27 @@ async fn the_right_credentials_are_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_belongs_to_a_tenant_does_not_exist_for_another() {
-    let gate = Gate::open().await;
+async fn a_tenants_requests_do_not_exist_for_another() {
+    let fixture = Fixture::start().await;
     let submission = json!({"idempotencyKey": "k", "requestType": "payment", "payload": 1});
-    let own = |scope: Scope| gate.token(Some("acme"), Some(scope.as_str()));
+    let own = |scope: Scope| fixture.token(Some("acme"), Some(scope.as_str()));
     let (create, read) = (own(Scope::Create), own(Scope::Read));
-    let bearing = |token: &str| gate.running.client().with_header("authorization", token);
+    let bearing = |token: &str| fixture.running.client().with_header("authorization", token);
     let id = submit(&bearing(&create), &submission).await;
     let at = format!("/v1/requests/{id}");
-    wait::until("it is final", PATIENCE, async || {
+    wait::until("the request is final", PATIENCE, async || {
         bearing(&read).get(&at).await.unwrap().json()["status"] == "COMPLETED"
     })
     .await;
     for route in routes() {
         let Credentials::Tenant(scope) = route.credentials else { continue };
         let method = route.method.clone().unwrap();
-        let other = gate.token(Some("rival"), Some(scope.as_str()));
+        let other = fixture.token(Some("rival"), Some(scope.as_str()));
         let header = Some(("authorization", other.as_str()));
         match (&method, route.path) {
             (_, path_of_one) if path_of_one.contains("{requestId}") => {
                 let path = path(&route, &id);
-                let response = gate.call(&method, &path, header, &json!({})).await;
+                let response = fixture.call(&method, &path, header, &json!({})).await;
                 assert_eq!(
                     (response.status, &response.json()["code"]),
                     (404, &json!("NOT_FOUND")),
@@ -308,23 +308,27 @@ async fn what_belongs_to_a_tenant_does_not_exist_for_another() {
                 );
                 let owner = own(scope);
                 let header = Some(("authorization", owner.as_str()));
-                assert_eq!(gate.call(&method, &path, header, &json!({})).await.status, 200, "{route:?}");
+                assert_eq!(fixture.call(&method, &path, header, &json!({})).await.status, 200, "{route:?}");
             }
             (&Method::GET, "/v1/requests") => {
-                let list = gate.call(&method, route.path, header, &json!({})).await;
+                let list = fixture.call(&method, route.path, header, &json!({})).await;
                 let items = list.json()["items"].as_array().unwrap().clone();
                 assert!(items.iter().all(|item| item["requestId"] != id.as_str()), "{items:?}");
             }
             (&Method::POST, "/v1/requests") => {
-                assert_ne!(submit(&bearing(&other), &submission).await, id, "keys are the tenant's own");
+                assert_ne!(
+                    submit(&bearing(&other), &submission).await,
+                    id,
+                    "idempotency keys are per tenant"
+                );
             }
             (&Method::GET, "/v1/webhook-secret") => {
                 let owner = own(scope);
-                let theirs = gate.call(&method, route.path, header, &json!({})).await.json();
+                let theirs = fixture.call(&method, route.path, header, &json!({})).await.json();
                 let header = Some(("authorization", owner.as_str()));
-                assert_ne!(gate.call(&method, route.path, header, &json!({})).await.json(), theirs);
+                assert_ne!(fixture.call(&method, route.path, header, &json!({})).await.json(), theirs);
             }
-            _ => panic!("{route:?}: say here how it keeps other tenants out"),
+            _ => panic!("{route:?}: add a check that other tenants are kept out"),
         }
     }
 }
@@ -336,7 +340,7 @@ async fn submit(client: &Client, submission: &Value) -> String {
 }
 
 #[test]
-fn the_list_of_routes_that_are_not_covered_is_what_the_table_says() {
+fn the_list_of_routes_that_are_not_covered_matches_the_table() {
     let is_not_covered =
         |route: &Route| matches!(route.credentials, Credentials::Open | Credentials::Signature);
     let not_covered: BTreeSet<String> = routes()
@@ -349,6 +353,6 @@ fn the_list_of_routes_that_are_not_covered_is_what_the_table_says() {
         })
         .collect();
     let listed: BTreeSet<String> = NOT_COVERED.map(|(route, _)| route.to_owned()).into();
-    assert_eq!(listed, not_covered, "NOT_COVERED has to name each such route, and no other, with a reason");
+    assert_eq!(listed, not_covered, "NOT_COVERED must list exactly these routes, with reasons");
     assert!(NOT_COVERED.iter().all(|(_, reason)| reason.len() > 5));
 }

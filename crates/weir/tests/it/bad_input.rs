@@ -1,4 +1,4 @@
-//! Whatever a caller sends, it is told what is wrong with it, and never 500.
+//! Invalid input is answered with what is wrong, and never with 500.
 
 use ::http::Method;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::fixtures::{Running, Store, configure, on_each_engine};
 
 async fn post(client: &Client, path: &str, content_type: &str, body: impl Into<Vec<u8>>) -> Response {
     let headers = [("content-type", content_type)];
-    client.request(Method::POST, path, &headers, body.into()).await.expect("an answer")
+    client.request(Method::POST, path, &headers, body.into()).await.expect("a response")
 }
 
 fn expect_error(response: &Response, status: u16, code: &str, part: &str) {
@@ -21,7 +21,7 @@ fn expect_error(response: &Response, status: u16, code: &str, part: &str) {
     }
 }
 
-async fn a_bad_field_is_400_and_named(store: Store) {
+async fn a_wrong_field_is_400_and_named(store: Store) {
     let server = Running::start(store).await;
     let client = server.client();
     let config = |field: &str, value: Value| {
@@ -73,13 +73,13 @@ async fn a_bad_field_is_400_and_named(store: Store) {
     let body = format!(r#"{{"userId":"u","rateLimit":{digits},"timeWindow":5}}"#);
     let response = post(&client, "/api/config", "application/json", body).await;
     assert_eq!(response.status, 400, "{:?}", response.body);
-    assert_eq!(client.get("/api/config/u").await.unwrap().status, 404, "nothing of all that was saved");
+    assert_eq!(client.get("/api/config/u").await.unwrap().status, 404, "nothing was saved");
 }
 
-on_each_engine!(a_bad_field_is_400_and_named);
+on_each_engine!(a_wrong_field_is_400_and_named);
 
 #[tokio::test]
-async fn a_body_that_is_no_json_object_is_400() {
+async fn a_body_that_is_not_a_json_object_is_400() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     let deep = "[".repeat(100_000);
@@ -121,7 +121,7 @@ async fn a_body_that_is_no_json_object_is_400() {
 }
 
 #[tokio::test]
-async fn a_wrong_content_type_is_415_and_json_of_any_spelling_is_taken() {
+async fn a_wrong_content_type_is_415_and_every_spelling_of_json_is_accepted() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     let body = r#"{"userId":"u","rateLimit":5,"timeWindow":5}"#;
@@ -139,7 +139,7 @@ async fn a_wrong_content_type_is_415_and_json_of_any_spelling_is_taken() {
 }
 
 #[tokio::test]
-async fn a_body_over_1_mib_is_413_whether_announced_or_not() {
+async fn a_body_over_1_mib_is_413_with_or_without_a_content_length() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     configure(&client, "u", 5, 5).await;
@@ -150,12 +150,12 @@ async fn a_body_over_1_mib_is_413_whether_announced_or_not() {
 
     let chunk = format!("100000\r\n{}\r\n", "x".repeat(0x10_0000));
     let head = "POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let answer = http::raw(server.weir.addr(), format!("{head}{chunk}{chunk}0\r\n\r\n").as_bytes()).await;
-    assert!(answer.starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&answer));
+    let response = http::raw(server.weir.addr(), format!("{head}{chunk}{chunk}0\r\n\r\n").as_bytes()).await;
+    assert!(response.starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&response));
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_flat_errors_too() {
+async fn unknown_paths_and_methods_are_flat_errors() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     expect_error(&client.get("/nowhere").await.unwrap(), 404, "NOT_FOUND", "/docs");
@@ -173,7 +173,7 @@ async fn unknown_paths_and_methods_are_flat_errors_too() {
 }
 
 #[tokio::test]
-async fn broken_http_neither_hangs_nor_kills_the_server() {
+async fn malformed_http_neither_hangs_nor_stops_the_server() {
     let server = Running::start(Store::Embedded).await;
     for garbage in [
         &b"\x00\x01\x02\x03\r\n\r\n"[..],
@@ -182,18 +182,18 @@ async fn broken_http_neither_hangs_nor_kills_the_server() {
         b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
         b"GET /livez HTTP/9.9\r\n\r\n",
     ] {
-        let answer = http::raw(server.weir.addr(), garbage).await;
+        let response = http::raw(server.weir.addr(), garbage).await;
         assert!(
-            answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+            response.is_empty() || response.starts_with(b"HTTP/1.1 4"),
             "{}",
-            String::from_utf8_lossy(&answer)
+            String::from_utf8_lossy(&response)
         );
     }
     assert_eq!(server.client().get("/livez").await.unwrap().status, 200);
 }
 
 #[tokio::test]
-async fn a_caller_that_does_not_go_on_is_cut_off() {
+async fn a_caller_that_stops_sending_is_disconnected() {
     let weir = crate::fixtures::weir().env("WEIR_HTTP_READ_TIMEOUT", "300ms").spawn().await;
     for start in [
         &b""[..],
@@ -201,7 +201,7 @@ async fn a_caller_that_does_not_go_on_is_cut_off() {
         b"POST /api/send HTTP/1.1\r\nHost: localhost\r\n",
         b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ] {
-        // Returns when the server closes; a connection left open would be given up after five seconds of silence.
+        // Returns when the server closes the connection, or after five seconds of silence.
         let started = std::time::Instant::now();
         http::raw(weir.addr(), start).await;
         assert!(
@@ -212,6 +212,6 @@ async fn a_caller_that_does_not_go_on_is_cut_off() {
     }
     let head =
         b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
-    let answer = http::raw(weir.addr(), head).await;
-    assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
+    let response = http::raw(weir.addr(), head).await;
+    assert!(response.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&response));
 }

@@ -1,4 +1,4 @@
-//! Every collection that outlives a call is listed in docs/bounds.md, and the tests that are named there exist.
+//! Checks that docs/bounds.md lists every collection that outlives a call, and that the tests named there exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ const COLLECTIONS: [&str; 7] =
     ["HashMap<", "BTreeMap<", "HashSet<", "BTreeSet<", "VecDeque<", "BoundedCache<", "Memory<"];
 const CHANNELS: [&str; 3] = ["mpsc::channel", "sync_channel", "broadcast::channel"];
 
-/// The sources of the process, each by its path below `crates/`.
+/// Returns the sources of the process with their paths below `crates/`.
 fn sources() -> Vec<(String, String)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
@@ -26,8 +26,8 @@ fn is_test(path: &str) -> bool {
     path.contains("/tests") || path.ends_with("_tests.rs")
 }
 
-/// The name of the collection that a line declares: a field, a type, or a channel that is made.
-fn declared(line: &str) -> Option<String> {
+/// Returns the name of the collection that a line declares: a field or a type, or `channel` for a new channel.
+fn declared_collection(line: &str) -> Option<String> {
     let line = line.trim();
     if line.starts_with("//") || line.starts_with("use ") {
         return None;
@@ -49,24 +49,28 @@ fn declared(line: &str) -> Option<String> {
     for keyword in ["struct ", "type "] {
         if let Some(rest) = line.strip_prefix(keyword) {
             let name = rest.split(|c| !is_name(c)).next()?;
-            // Not the collection's own definition.
-            let of = &rest[name.len()..];
-            return COLLECTIONS.iter().any(|collection| of.contains(collection)).then(|| name.to_owned());
+            // The definition of the collection itself does not count.
+            let definition = &rest[name.len()..];
+            return COLLECTIONS
+                .iter()
+                .any(|collection| definition.contains(collection))
+                .then(|| name.to_owned());
         }
     }
-    let (name, of) = line.split_once(": ")?;
-    // Parameters are references or stand behind a bracket.
+    let (name, field_type) = line.split_once(": ")?;
+    // Parameters are references or follow a bracket.
     let before = COLLECTIONS
         .iter()
-        .filter_map(|collection| of.split_once(collection))
+        .filter_map(|collection| field_type.split_once(collection))
         .map(|(before, _)| before)
         .next()?;
-    let is_field = name.chars().all(is_name) && of.ends_with(',') && !before.contains(['&', '=', '(']);
+    let is_field =
+        name.chars().all(is_name) && field_type.ends_with(',') && !before.contains(['&', '=', '(']);
     is_field.then(|| name.to_owned())
 }
 
-/// Rows of the page's tables: where, which, and the test.
-fn listed() -> Vec<(String, String, String)> {
+/// Returns the rows of the tables in docs/bounds.md: file, collection, and test.
+fn documented() -> Vec<(String, String, String)> {
     let cells = |row: &str| -> Vec<String> {
         row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
     };
@@ -78,18 +82,18 @@ fn listed() -> Vec<(String, String, String)> {
 
 #[test]
 fn every_collection_that_outlives_a_call_is_listed_with_its_bound() {
-    let mut found = BTreeSet::new();
+    let mut declared = BTreeSet::new();
     for (path, text) in sources().into_iter().filter(|(path, _)| !is_test(path)) {
         let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        found.extend(code.lines().filter_map(declared).map(|name| (path.clone(), name)));
+        declared.extend(code.lines().filter_map(declared_collection).map(|name| (path.clone(), name)));
     }
-    assert!(found.len() > 50, "{found:?}");
-    let listed: BTreeSet<(String, String)> =
-        listed().into_iter().map(|(path, name, _)| (path, name)).collect();
-    let missing: Vec<_> = found.difference(&listed).collect();
+    assert!(declared.len() > 50, "{declared:?}");
+    let documented: BTreeSet<(String, String)> =
+        documented().into_iter().map(|(path, name, _)| (path, name)).collect();
+    let missing: Vec<_> = declared.difference(&documented).collect();
     assert!(missing.is_empty(), "docs/bounds.md does not list {missing:?}");
-    let gone: Vec<_> = listed.difference(&found).collect();
-    assert!(gone.is_empty(), "docs/bounds.md lists what is not there: {gone:?}");
+    let removed: Vec<_> = documented.difference(&declared).collect();
+    assert!(removed.is_empty(), "docs/bounds.md lists collections that do not exist: {removed:?}");
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn the_tests_of_the_bounds_exist() {
     let sources: String = files.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect();
     let is_test = |cell: &str| cell.contains('_') && !cell.contains(' ');
     let named: BTreeSet<String> =
-        listed().into_iter().map(|(_, _, test)| test).filter(|test| is_test(test)).collect();
+        documented().into_iter().map(|(_, _, test)| test).filter(|test| is_test(test)).collect();
     assert!(named.len() > 20);
     for test in named {
         assert!(sources.contains(&format!("fn {test}(")), "{test}");

@@ -1,5 +1,5 @@
-//! Clocks that step: nobody is kept out for longer than their own window, nobody is given more than one window more, and
-//! operators are told.
+//! Clocks that step: no caller is denied for longer than its own window, none gets more than one extra window, and operators
+//! are notified.
 
 use std::time::Duration;
 
@@ -15,30 +15,30 @@ use weir_testkit::{skip, wait};
 use crate::fixtures::{PATIENCE, configure, message, operator, weir};
 
 const HOURS: i64 = 7_200;
-/// A window of the quotas here, and a little more.
+/// Slightly longer than the window of the quotas here.
 const WINDOW: Duration = Duration::from_secs(61);
 
-/// A server that goes by a clock of its own.
+/// Starts a server with its own clock.
 async fn embedded(clock: &FakeClock) -> Weir {
-    by(weir(), clock).spawn().await
+    with_clock(weir(), clock).spawn().await
 }
 
-fn by(mut builder: Builder, clock: &FakeClock) -> Builder {
+fn with_clock(mut builder: Builder, clock: &FakeClock) -> Builder {
     for (name, value) in clock.environment() {
         builder = builder.env(name, value);
     }
     builder
 }
 
-/// Sends so many messages, and says which were allowed.
+/// Sends `count` messages and returns a letter for each: `A` if it was allowed, `D` if it was denied.
 async fn send(client: &Client, user: &str, count: usize) -> String {
     let mut letters = String::new();
     for _ in 0..count {
-        let answer = client.post("/api/send", &message(user, "hi")).await.unwrap();
-        letters.push(match answer.status {
+        let response = client.post("/api/send", &message(user, "hi")).await.unwrap();
+        letters.push(match response.status {
             200 => 'A',
             429 => {
-                let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+                let wait: u64 = response.header("retry-after").unwrap().parse().unwrap();
                 assert!(wait <= 60, "{user} has to wait for {wait} s, and a window is a minute");
                 'D'
             }
@@ -48,8 +48,8 @@ async fn send(client: &Client, user: &str, count: usize) -> String {
     letters
 }
 
-/// Waits until the server's own time is about so many seconds from the true one.
-async fn until_followed(client: &Client, seconds: i64) {
+/// Waits until the server's time differs from the true time by about `seconds`.
+async fn wait_until_followed(client: &Client, seconds: i64) {
     wait::until("the server follows the clock", PATIENCE, async || {
         let body = json!({"userId": "clock", "rateLimit": 1, "timeWindow": 1});
         let saved = client.post("/api/config", &body).await.unwrap().json();
@@ -59,10 +59,10 @@ async fn until_followed(client: &Client, seconds: i64) {
     .await;
 }
 
-/// Waits until `/health`, the metrics and the log tell of a step.
-async fn until_told(weir: &Weir, clock: &str, is_back: bool) {
+/// Waits until `/health`, the metrics and the log report a step.
+async fn wait_until_reported(weir: &Weir, clock: &str, is_back: bool) {
     let operator = operator(weir);
-    wait::until("health tells of the step", PATIENCE, async || {
+    wait::until("health reports the step", PATIENCE, async || {
         let health = operator.get("/health").await.unwrap();
         assert_eq!(health.status, 200, "the server can do its work");
         let clock = &health.json()["data"]["clocks"][clock];
@@ -75,39 +75,39 @@ async fn until_told(weir: &Weir, clock: &str, is_back: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_system_clock_that_jumps_and_returns_changes_nothing_but_is_told_of() {
+async fn a_system_clock_that_jumps_and_returns_changes_nothing_but_is_reported() {
     let clock = FakeClock::new();
     let weir = embedded(&clock).await;
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 2, 1).await;
     assert_eq!(send(&client, "alice", 3).await, "AAD");
     clock.set(HOURS);
-    until_told(&weir, "system", false).await;
+    wait_until_reported(&weir, "system", false).await;
     assert_eq!(send(&client, "alice", 2).await, "DD", "no window ends for a clock that may return");
     configure(&client, "bob", 1, 1).await;
     assert_eq!(send(&client, "bob", 2).await, "AD");
     clock.set(0);
-    until_told(&weir, "system", true).await;
+    wait_until_reported(&weir, "system", true).await;
     assert_eq!(send(&client, "alice", 1).await + &send(&client, "bob", 1).await, "DD");
-    // A minute, by every clock of the machine.
+    // A minute passes on every clock of the machine.
     clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 3).await, "AAD");
     assert_eq!(send(&client, "bob", 2).await, "AD");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_system_clock_that_is_set_ahead_and_back_keeps_nobody_out_not_even_after_a_crash() {
+async fn a_system_clock_that_is_set_ahead_and_back_denies_nobody_for_longer_not_even_after_a_crash() {
     let clock = FakeClock::new();
     let mut weir = embedded(&clock).await;
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 2, 1).await;
     assert_eq!(send(&client, "alice", 2).await, "AA");
     clock.set(HOURS);
-    until_followed(&client, HOURS).await;
-    assert_eq!(send(&client, "alice", 1).await, "A", "the window has passed, by the clock as it is now");
+    wait_until_followed(&client, HOURS).await;
+    assert_eq!(send(&client, "alice", 1).await, "A", "the window has passed by the new clock");
     clock.set(0);
-    until_followed(&client, 0).await;
-    assert_eq!(send(&client, "alice", 2).await, "AD", "one window more, and no other");
+    wait_until_followed(&client, 0).await;
+    assert_eq!(send(&client, "alice", 2).await, "AD", "one extra window and no more");
     weir.kill_9();
     weir.restart().await;
     let client = Client::new(weir.base_url());
@@ -117,7 +117,7 @@ async fn a_system_clock_that_is_set_ahead_and_back_keeps_nobody_out_not_even_aft
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_starts_behind_its_own_rows_keeps_nobody_out() {
+async fn a_server_that_starts_with_a_clock_behind_its_rows_denies_nobody_for_longer() {
     let clock = FakeClock::new();
     clock.set(HOURS);
     let mut weir = embedded(&clock).await;
@@ -127,8 +127,8 @@ async fn a_server_that_starts_behind_its_own_rows_keeps_nobody_out() {
     let bucket = json!({"kind": "token_bucket", "capacity": 1, "refill": 1, "period": "PT1M"});
     assert_eq!(operator(&weir).put("/admin/policies/p", &bucket).await.unwrap().status, 200);
     let check = json!({"checks": [{"policy": "p", "key": "k"}]});
-    let answer = operator(&weir).post("/v1/check", &check).await.unwrap().json();
-    assert_eq!(answer["allowed"], true);
+    let allowed = operator(&weir).post("/v1/check", &check).await.unwrap().json();
+    assert_eq!(allowed["allowed"], true);
     weir.terminate();
     assert!(weir.wait(PATIENCE).await.success());
     clock.set(0);
@@ -143,42 +143,42 @@ async fn a_server_that_starts_behind_its_own_rows_keeps_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_set_back_for_good_keeps_nobody_out_and_stops_no_work() {
+async fn a_clock_set_back_for_good_denies_nobody_for_longer_and_stops_no_work() {
     let clock = FakeClock::new();
     let weir = embedded(&clock).await;
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 1, 1).await;
     assert_eq!(send(&client, "alice", 2).await, "AD");
     clock.set(-HOURS);
-    until_told(&weir, "system", true).await;
-    until_followed(&client, -HOURS).await;
+    wait_until_reported(&weir, "system", true).await;
+    wait_until_followed(&client, -HOURS).await;
     assert_eq!(send(&client, "alice", 1).await, "D");
     complete_a_request(&weir).await;
     clock.suspend(WINDOW);
-    // The window goes back with the clock when it is first looked at after the step.
+    // The first send after the step moves the window back with the clock.
     let _ = send(&client, "alice", 1).await;
     clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 1).await, "A");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_slept_goes_on_where_it_should_be() {
+async fn windows_pass_while_the_machine_sleeps() {
     let clock = FakeClock::new();
     let weir = embedded(&clock).await;
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 1, 1).await;
     assert_eq!(send(&client, "alice", 2).await, "AD");
     clock.suspend(Duration::from_secs(7_200));
-    assert_eq!(send(&client, "alice", 2).await, "AD", "its window has passed");
-    until_followed(&client, HOURS).await;
+    assert_eq!(send(&client, "alice", 2).await, "AD", "the window has passed");
+    wait_until_followed(&client, HOURS).await;
     let health = client.get("/health").await.unwrap().json();
     assert_eq!(health["data"]["clocks"]["system"]["status"], "steady", "{health}");
 }
 
-/// Has a request done, and waits for it.
+/// Submits a request and waits until it is completed.
 async fn complete_a_request(weir: &Weir) {
     let id = submit(weir).await;
-    until_completed(weir, &id).await;
+    wait_until_completed(weir, &id).await;
 }
 
 fn tenant(weir: &Weir) -> Client {
@@ -196,20 +196,20 @@ fn tenant(weir: &Weir) -> Client {
 async fn submit(weir: &Weir) -> String {
     let key = format!("{:016x}", fastrand::u64(..));
     let body = json!({"idempotencyKey": key, "requestType": "t", "payload": 1});
-    let answer = tenant(weir).post("/v1/requests", &body).await.unwrap();
-    assert_eq!(answer.status, 202, "{:?}", answer.json());
-    answer.json()["requestId"].as_str().unwrap().to_owned()
+    let response = tenant(weir).post("/v1/requests", &body).await.unwrap();
+    assert_eq!(response.status, 202, "{:?}", response.json());
+    response.json()["requestId"].as_str().unwrap().to_owned()
 }
 
-async fn until_completed(weir: &Weir, id: &str) {
+async fn wait_until_completed(weir: &Weir, id: &str) {
     let client = tenant(weir);
-    wait::until("the request is done", PATIENCE, async || {
+    wait::until("the request is completed", PATIENCE, async || {
         client.get(&format!("/v1/requests/{id}")).await.unwrap().json()["status"] == "COMPLETED"
     })
     .await;
 }
 
-/// A server on a Postgres that goes by a clock of its own.
+/// Starts a server on a Postgres with its own clock.
 async fn on_postgres(clock: &FakeClock) -> (postgres::Server, Database, Weir) {
     let postgres = postgres::Server::private_with_clock(clock);
     let database = postgres.database("clock").await;
@@ -218,7 +218,7 @@ async fn on_postgres(clock: &FakeClock) -> (postgres::Server, Database, Weir) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_of_postgres_that_goes_ahead_and_back_keeps_nobody_out_and_stops_no_work() {
+async fn a_clock_of_postgres_that_goes_ahead_and_back_denies_nobody_for_longer_and_stops_no_work() {
     if skip("postgres") {
         return;
     }
@@ -228,21 +228,21 @@ async fn a_clock_of_postgres_that_goes_ahead_and_back_keeps_nobody_out_and_stops
     configure(&client, "alice", 2, 1).await;
     assert_eq!(send(&client, "alice", 2).await, "AA");
     clock.set(HOURS);
-    assert_eq!(send(&client, "alice", 1).await, "A", "the window has passed, by the clock that decides");
+    assert_eq!(send(&client, "alice", 1).await, "A", "the window has passed by the clock that decides");
     let id = submit(&weir).await;
     clock.set(0);
-    assert_eq!(send(&client, "alice", 2).await, "AD", "one window more, and no other");
-    until_told(&weir, "postgresql", true).await;
-    until_completed(&weir, &id).await;
+    assert_eq!(send(&client, "alice", 2).await, "AD", "one extra window and no more");
+    wait_until_reported(&weir, "postgresql", true).await;
+    wait_until_completed(&weir, &id).await;
     complete_a_request(&weir).await;
     clock.set(61);
-    // What the server remembers of a denial ends with the window by its own clock, which did not step.
+    // A cached denial ends with the window by the server's own clock, which did not step.
     configure(&client, "bob", 1, 1).await;
     assert_eq!(send(&client, "bob", 2).await, "AD");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_of_redis_that_goes_ahead_and_back_keeps_nobody_out() {
+async fn a_clock_of_redis_that_goes_ahead_and_back_denies_nobody_for_longer() {
     if skip("postgres") || skip("redis") {
         return;
     }
@@ -252,7 +252,7 @@ async fn a_clock_of_redis_that_goes_ahead_and_back_keeps_nobody_out() {
     let database = postgres::Server::shared().database("clock").await;
     let weir = weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url()).spawn().await;
     let operator = operator(&weir);
-    wait::until("the clock of Redis is known", PATIENCE, async || {
+    wait::until("the server has read the clock of Redis", PATIENCE, async || {
         operator.get("/health").await.unwrap().json()["data"]["clocks"]["redis"]["status"] == "steady"
     })
     .await;
@@ -266,8 +266,8 @@ async fn a_clock_of_redis_that_goes_ahead_and_back_keeps_nobody_out() {
     }
     let check = async |name: &str| {
         let body = json!({"checks": [{"policy": name, "key": "k"}]});
-        let answer = operator.post("/v1/check", &body).await.unwrap().json();
-        (answer["allowed"].as_bool().unwrap(), answer["checks"][0]["retryAfterMs"].as_u64())
+        let outcome = operator.post("/v1/check", &body).await.unwrap().json();
+        (outcome["allowed"].as_bool().unwrap(), outcome["checks"][0]["retryAfterMs"].as_u64())
     };
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 2, 1).await;
@@ -276,18 +276,18 @@ async fn a_clock_of_redis_that_goes_ahead_and_back_keeps_nobody_out() {
         assert!(check(name).await.0, "{name}");
     }
     assert_eq!(send(&client, "alice", 1).await, "A");
-    until_told(&weir, "redis", false).await;
+    wait_until_reported(&weir, "redis", false).await;
     clock.set(0);
     for (name, _) in &policies {
         let (is_allowed, retry_after) = check(name).await;
         assert!(!is_allowed, "{name}: what was spent stays spent");
-        // A sliding window counts for as long again as it lasts.
+        // A sliding window counts for twice its length.
         assert!(retry_after.unwrap() <= 120_000, "{name}: {retry_after:?} ms");
     }
-    assert_eq!(send(&client, "alice", 2).await, "AD", "Postgres still knows what was sent");
-    until_told(&weir, "redis", true).await;
+    assert_eq!(send(&client, "alice", 2).await, "AD", "Postgres still has the count");
+    wait_until_reported(&weir, "redis", true).await;
     clock.set(121);
     for (name, _) in &policies {
-        assert!(check(name).await.0, "{name} is free again");
+        assert!(check(name).await.0, "{name} allows again");
     }
 }

@@ -1,8 +1,8 @@
-//! Holds every response that a test's [`Client`](weir_testkit::http::Client) gets against the OpenAPI document: the route, the
-//! status, the content type, the headers that must be there, and the body by its schema.
+//! Checks every response that a test's [`Client`](weir_testkit::http::Client) receives against the OpenAPI document: route,
+//! status, content type, required headers, and the schema of the body.
 //!
-//! Left out: everything under `/api/v1/ai`, whose upstreams may answer anything; the contents of bodies that are not JSON; clients
-//! that are `unchecked`; and bytes that tests read from sockets themselves.
+//! Not checked: everything under `/api/v1/ai`, whose upstreams may answer anything; bodies that are not JSON; clients that are
+//! `unchecked`; and bytes that tests read from sockets themselves.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -16,9 +16,9 @@ use weir_server::routes::openapi_document;
 use weir_server::routes::routes;
 use weir_testkit::http::{Response, check_every_response};
 
-/// The name of the document among schemas.
+/// The URI of the document in the schema registry.
 const DOCUMENT: &str = "urn:weir:openapi";
-/// Begins the message of what no route answered.
+/// The start of the message for a path without a route.
 const UNMATCHED: &str = "There is nothing at this path";
 
 static CONTRACT: LazyLock<Contract> = LazyLock::new(Contract::read);
@@ -26,13 +26,13 @@ static CONTRACT: LazyLock<Contract> = LazyLock::new(Contract::read);
 struct Contract {
     document: Value,
     schemas: Registry<'static>,
-    /// The path as the document spells it, and the form of errors there.
+    /// The path as the document writes it, and the format of its errors.
     paths: matchit::Router<(String, ErrorFormat)>,
-    /// Compiled when first needed, by JSON pointer.
+    /// By JSON pointer, compiled on first use.
     validators: Mutex<HashMap<String, Arc<Validator>>>,
 }
 
-/// From now on every response of this process's clients is checked.
+/// Checks every response that clients of this process receive from now on.
 pub(crate) fn enforce() {
     check_every_response(|method, path, response| {
         if let Err(problem) = CONTRACT.check(method, path, response) {
@@ -48,7 +48,7 @@ impl Contract {
         let schemas = Registry::new().add(DOCUMENT, document.clone()).and_then(|schemas| schemas.prepare());
         let mut paths = matchit::Router::new();
         for route in routes() {
-            // A path with several methods is there already.
+            // Fails for a path with several methods after the first one.
             let _ = paths.insert(route.path, (route.path.replace("{*", "{"), route.errors));
         }
         let schemas = schemas.expect("the document has schemas");
@@ -60,19 +60,19 @@ impl Contract {
         if path.starts_with("/api/v1/ai") {
             return Ok(());
         }
-        let Ok(found) = self.paths.at(path) else {
+        let Ok(matched) = self.paths.at(path) else {
             return self.check_error(ErrorFormat::Flat, response, 404);
         };
-        let (path, errors) = found.value;
+        let (path, errors) = matched.value;
         // A process without the role `api` has no such route.
         if response.status == 404
             && response.body.windows(UNMATCHED.len()).any(|part| part == UNMATCHED.as_bytes())
         {
             return self.check_error(ErrorFormat::Flat, response, 404);
         }
-        let wanted = if method == Method::HEAD { Method::GET } else { method.clone() };
+        let documented = if method == Method::HEAD { Method::GET } else { method.clone() };
         let item = format!("/paths/{}", escape(path));
-        let operation = format!("{item}/{}", wanted.as_str().to_lowercase());
+        let operation = format!("{item}/{}", documented.as_str().to_lowercase());
         if self.document.pointer(&operation).is_none() {
             return self.check_error(*errors, response, 405);
         }
@@ -82,10 +82,10 @@ impl Contract {
         if method == Method::HEAD { Ok(()) } else { self.check_body(&at, response) }
     }
 
-    /// Checks what no operation answered.
+    /// Checks the error for a request that matches no operation.
     fn check_error(&self, errors: ErrorFormat, response: &Response, status: u16) -> Result<(), String> {
         if response.status != status {
-            return Err(format!("nothing but {status} is expected there"));
+            return Err(format!("only {status} is expected there"));
         }
         let name = if errors == ErrorFormat::Flat { "Error" } else { "SaleError" };
         if response.body.is_empty() {
@@ -101,13 +101,13 @@ impl Contract {
             return if response.body.is_empty() {
                 Ok(())
             } else {
-                Err("the document has no body there".to_owned())
+                Err("the document has no body for this response".to_owned())
             };
         };
         let full = response.header("content-type").ok_or("there is no content type")?;
         let essence = full.split(';').next().unwrap_or_default().trim();
         if !types.contains_key(essence) {
-            return Err(format!("the document does not have {full} there"));
+            return Err(format!("the document does not have the content type {full} for this response"));
         }
         if essence != "application/json" {
             return Ok(());
@@ -118,7 +118,9 @@ impl Contract {
     fn check_headers(&self, at: &str, response: &Response) -> Result<(), String> {
         let headers = self.document.pointer(&format!("{at}/headers")).and_then(Value::as_object);
         for name in headers.into_iter().flat_map(|headers| headers.keys()) {
-            let at = self.follow(format!("{at}/headers/{}", escape(name))).ok_or("a header leads nowhere")?;
+            let at = self
+                .follow(format!("{at}/headers/{}", escape(name)))
+                .ok_or("the reference of a header has no target")?;
             let Some(text) = response.header(name) else {
                 match self.document.pointer(&format!("{at}/required")) {
                     Some(Value::Bool(true)) => return Err(format!("the header {name} is missing")),
@@ -145,7 +147,9 @@ impl Contract {
                 let options =
                     jsonschema::options().with_registry(&self.schemas).should_validate_formats(true);
                 Arc::new(
-                    options.build(&schema).unwrap_or_else(|error| panic!("{pointer} is no schema: {error}")),
+                    options
+                        .build(&schema)
+                        .unwrap_or_else(|error| panic!("{pointer} is not a schema: {error}")),
                 )
             };
             Arc::clone(validators.entry(pointer.to_owned()).or_insert_with(compile))
@@ -153,7 +157,7 @@ impl Contract {
         validator.validate(value).map_err(|error| format!("{} is wrong: {error}", error.instance_path()))
     }
 
-    /// The place that a reference at `pointer` leads to, or the place itself.
+    /// Returns the target of a reference at `pointer`, or `pointer` itself.
     fn follow(&self, pointer: String) -> Option<String> {
         let value = self.document.pointer(&pointer)?;
         match value.get("$ref").and_then(Value::as_str) {
@@ -167,7 +171,7 @@ fn json_of(response: &Response) -> Result<Value, String> {
     serde_json::from_slice(&response.body).map_err(|error| format!("the body is not JSON: {error}"))
 }
 
-/// A key in a JSON pointer.
+/// Escapes a key for a JSON pointer.
 fn escape(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
@@ -186,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_document_does_not_say_is_found() {
+    fn responses_that_differ_from_the_document_are_reported() {
         let check = |method: Method, path: &str, response: Response| CONTRACT.check(&method, path, &response);
         let quota = r#"{"userId":"u","rateLimit":1,"timeWindow":1,"currentCount":0,"lastRefreshTime":"2026-01-01T00:00:00Z"}"#;
         check(Method::GET, "/api/config/u?x=y", response(200, quota)).unwrap();
@@ -196,16 +200,15 @@ mod tests {
             ("/api/config/u", 200, &quota.replace("2026", "long ago"), "/lastRefreshTime is wrong"),
             ("/api/config/u", 200, "nonsense", "not JSON"),
             ("/api/config/u", 418, "{}", "does not have that status"),
-            ("/nowhere", 200, "{}", "nothing but 404"),
-            ("/api/send", 200, "{}", "nothing but 405"),
+            ("/nowhere", 200, "{}", "only 404"),
+            ("/api/send", 200, "{}", "only 405"),
         ] {
-            let found = check(Method::GET, path, response(status, body)).unwrap_err();
-            assert!(found.contains(problem), "{path}: {found}");
+            let reported = check(Method::GET, path, response(status, body)).unwrap_err();
+            assert!(reported.contains(problem), "{path}: {reported}");
         }
-        let mut nameless = response(200, quota);
-        nameless.headers.remove("x-request-id");
-        assert!(
-            check(Method::GET, "/api/config/u", nameless).unwrap_err().contains("X-Request-Id is missing")
-        );
+        let mut without_id = response(200, quota);
+        without_id.headers.remove("x-request-id");
+        let reported = check(Method::GET, "/api/config/u", without_id).unwrap_err();
+        assert!(reported.contains("X-Request-Id is missing"), "{reported}");
     }
 }

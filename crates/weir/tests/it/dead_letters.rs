@@ -6,7 +6,7 @@ use weir_testkit::http::Client;
 
 use crate::fixtures::{Running, Store, on_each_engine, wait_until_delivered};
 
-/// A server with dead letters: events that nobody can read, left by somebody's mistake.
+/// Starts a server with dead letters: malformed messages, inserted behind its back.
 async fn with_dead_letters(store: Store, count: usize) -> Running {
     let mut server = Running::start(store).await;
     server.weir.terminate();
@@ -68,7 +68,7 @@ async fn letters_are_listed_replayed_and_discarded(store: Store) {
     assert_eq!((replay.status, replay.json()), (200, json!({"replayed": 1})));
     let again = operator.post(&format!("/admin/dlq/{}/replay", ids[1]), &json!({})).await.unwrap();
     assert_eq!(again.status, 404);
-    // The replayed one is as malformed as before and dies again, under a new name.
+    // The replayed message is as malformed as before and becomes a dead letter again, with a new id.
     let books = wait_until_delivered(&operator).await;
     assert_eq!(
         (&books["ok"], &books["quota"]["dead"], &books["quota"]["discarded"]),
@@ -82,7 +82,7 @@ async fn letters_are_listed_replayed_and_discarded(store: Store) {
 on_each_engine!(letters_are_listed_replayed_and_discarded);
 
 #[tokio::test]
-async fn only_the_operator_gets_in() {
+async fn only_the_operator_is_authorized() {
     let server = Running::start(Store::Embedded).await;
     let wrong = server.client().with_header("x-admin-key", "not the key of this server");
     for client in [server.client(), wrong] {
@@ -104,7 +104,7 @@ async fn only_the_operator_gets_in() {
 }
 
 #[tokio::test]
-async fn bad_queries_are_400_and_odd_ids_404() {
+async fn invalid_queries_are_400_and_unknown_ids_404() {
     let server = Running::start(Store::Embedded).await;
     let operator = server.operator();
     for query in ["?limit=0", "?limit=1001", "?limit=x", "?limit=-1", "?limit="] {

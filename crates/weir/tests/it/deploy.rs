@@ -1,8 +1,8 @@
-//! What `deploy/` says is true of Weir and of itself: settings exist and are accepted, services are checked and wait only
-//! for services that are there, volumes are declared, versions agree.
+//! Checks the files in `deploy/`: their settings exist and are accepted, services have health checks and wait only for services
+//! that exist, volumes are declared, versions agree.
 //!
-//! No container is started here, and the files are read line by line: the compose file is written plainly enough for
-//! that, and a parser of all of YAML would be one more dependency.
+//! No container is started, and the files are read line by line: the compose file is simple enough, and a YAML parser would be
+//! one more dependency.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +22,7 @@ const ALERT_TESTS: &str = include_str!("../../../../deploy/prometheus/alerts_tes
 const ENV_EXAMPLE: &str = include_str!("../../../../deploy/.env.example");
 const README: &str = include_str!("../../../../deploy/README.md");
 
-/// The lines below the key at the end of `path`, without their common indentation and without comments.
+/// Returns the lines below the key at the end of `path`, without common indentation and comments.
 fn below(path: &[&str]) -> Option<Vec<String>> {
     let mut lines: Vec<String> = COMPOSE
         .lines()
@@ -39,21 +39,21 @@ fn below(path: &[&str]) -> Option<Vec<String>> {
     Some(lines)
 }
 
-/// The keys right below `path`.
+/// Returns the keys directly below `path`.
 fn keys(path: &[&str]) -> BTreeSet<String> {
     let lines = below(path).unwrap_or_default();
     let keys = lines.iter().filter(|line| !line.starts_with([' ', '-']));
     keys.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
 }
 
-/// A service's environment, as it is when nobody has set anything.
+/// Returns a service's environment with all defaults.
 fn environment(service: &str) -> BTreeMap<String, String> {
     let lines = below(&["services", service, "environment"]).unwrap_or_default();
     let pairs = lines.iter().filter_map(|line| line.split_once(": "));
     pairs.map(|(name, value)| (name.to_owned(), with_defaults(value.trim_matches('"')))).collect()
 }
 
-/// `${NAME:-default}` becomes its default, the innermost first: one may stand in the default of another.
+/// Replaces each `${NAME:-default}` by its default, the innermost first, because they may be nested.
 fn with_defaults(text: &str) -> String {
     let mut text = text.to_owned();
     while let Some(start) = text.rfind("${") {
@@ -64,14 +64,14 @@ fn with_defaults(text: &str) -> String {
     text
 }
 
-/// The names behind each `${` in the compose file.
-fn substituted() -> BTreeSet<&'static str> {
+/// Returns the names of the variables in the compose file.
+fn compose_variables() -> BTreeSet<&'static str> {
     let names = COMPOSE.lines().filter(|line| !line.trim_start().starts_with('#'));
     let names = names.flat_map(|line| line.split("${").skip(1));
     names.filter_map(|rest| Some(rest.split_once(":-")?.0)).collect()
 }
 
-/// The variables the image sets.
+/// Returns the variables that the image sets.
 fn image_environment() -> BTreeMap<String, String> {
     let words = DOCKERFILE.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
     let pairs = words.filter_map(|word| word.split_once('='));
@@ -81,7 +81,7 @@ fn image_environment() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The settings of a service: the image's variables, and its own before them.
+/// Returns the settings of a service: its own variables, then those of the image.
 fn settings(service: &str) -> Settings {
     let mut variables = image_environment();
     variables.extend(environment(service));
@@ -90,22 +90,22 @@ fn settings(service: &str) -> Settings {
     Settings::read(sources).unwrap_or_else(|error| panic!("{service}: {error}"))
 }
 
-/// The services that run Weir.
-fn weirs() -> Vec<String> {
+/// Returns the services that run Weir.
+fn weir_services() -> Vec<String> {
     let all = keys(&["services"]).into_iter();
     all.filter(|service| keys(&["services", service]).contains("build")).collect()
 }
 
 #[test]
-fn weir_knows_and_accepts_every_variable_that_deployment_gives_it() {
-    assert_eq!(weirs(), ["gateway", "sender", "worker"]);
-    for service in weirs() {
+fn every_variable_of_the_deployment_is_known_and_accepted() {
+    assert_eq!(weir_services(), ["gateway", "sender", "worker"]);
+    for service in weir_services() {
         assert_eq!(settings(&service).unknown_variables, [""; 0], "{service}");
     }
 }
 
 #[test]
-fn the_image_alone_asks_before_it_serves_strangers() {
+fn the_image_refuses_anonymous_access_unless_it_is_allowed() {
     let read = |anonymous: Option<&str>| {
         let mut environment = image_environment();
         environment.extend(anonymous.map(|value| ("WEIR_ALLOW_ANONYMOUS".to_owned(), value.to_owned())));
@@ -118,7 +118,7 @@ fn the_image_alone_asks_before_it_serves_strangers() {
 }
 
 #[test]
-fn the_image_is_of_this_version_and_built_by_a_compiler_that_can() {
+fn the_image_has_this_version_and_a_sufficient_compiler() {
     let argument = |name: &str| {
         let prefix = format!("ARG {name}=");
         DOCKERFILE.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().to_owned()
@@ -150,7 +150,7 @@ fn gateway_sender_and_worker_share_engines_and_secrets_and_split_the_roles() {
 }
 
 #[test]
-fn every_service_is_checked_restarted_bounded_and_waits_for_healthy_services_that_exist() {
+fn every_service_has_a_health_check_restarts_a_memory_limit_and_healthy_dependencies() {
     let services = keys(&["services"]);
     assert_eq!(
         services.iter().map(String::as_str).collect::<Vec<_>>(),
@@ -161,17 +161,23 @@ fn every_service_is_checked_restarted_bounded_and_waits_for_healthy_services_tha
             keys(&["services", service, "healthcheck"]).contains("test"),
             "{service} has no health check"
         );
-        let has = keys(&["services", service]);
-        assert!(has.contains("restart") && has.contains("mem_limit"), "{service}: {has:?}");
+        let properties = keys(&["services", service]);
+        assert!(
+            properties.contains("restart") && properties.contains("mem_limit"),
+            "{service}: {properties:?}"
+        );
         for other in keys(&["services", service, "depends_on"]) {
-            assert!(services.contains(&other), "{service} waits for {other}, which is not there");
-            let until = below(&["services", service, "depends_on", &other]).unwrap();
-            assert_eq!(until, ["condition: service_healthy"], "{service} waits for {other}");
+            assert!(services.contains(&other), "{service} waits for {other}, which does not exist");
+            let condition = below(&["services", service, "depends_on", &other]).unwrap();
+            assert_eq!(condition, ["condition: service_healthy"], "{service} waits for {other}");
         }
     }
-    for weir in weirs() {
-        let awaited = keys(&["services", &weir, "depends_on"]);
-        assert!(awaited.contains("postgres") && awaited.contains("kafka"), "{weir} waits for {awaited:?}");
+    for weir in weir_services() {
+        let dependencies = keys(&["services", &weir, "depends_on"]);
+        assert!(
+            dependencies.contains("postgres") && dependencies.contains("kafka"),
+            "{weir} waits for {dependencies:?}"
+        );
     }
 }
 
@@ -190,7 +196,7 @@ fn every_volume_is_declared_and_used_and_postgres_has_one() {
 }
 
 #[test]
-fn only_this_machine_reaches_the_stack() {
+fn the_stack_publishes_ports_only_on_loopback() {
     for service in keys(&["services"]) {
         for port in below(&["services", &service, "ports"]).unwrap_or_default() {
             assert!(port.starts_with("- 127.0.0.1:"), "{service} publishes {port}");
@@ -199,10 +205,10 @@ fn only_this_machine_reaches_the_stack() {
 }
 
 #[test]
-fn the_example_lists_what_can_be_set_with_the_values_it_has_anyway() {
+fn the_example_environment_lists_every_variable_with_its_default() {
     let lines = ENV_EXAMPLE.lines().filter_map(|line| line.trim_start_matches("# ").split_once('='));
     let listed: BTreeMap<_, _> = lines.filter(|(name, _)| !name.contains([' ', ':', '/'])).collect();
-    assert_eq!(listed.keys().copied().collect::<BTreeSet<_>>(), substituted());
+    assert_eq!(listed.keys().copied().collect::<BTreeSet<_>>(), compose_variables());
     for (name, value) in
         ENV_EXAMPLE.lines().filter(|line| !line.starts_with('#')).filter_map(|l| l.split_once('='))
     {
@@ -214,11 +220,11 @@ fn the_example_lists_what_can_be_set_with_the_values_it_has_anyway() {
 }
 
 #[test]
-fn the_readme_names_no_variable_that_means_nothing() {
+fn the_readme_names_only_known_variables() {
     let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
-    // Also those without a value, which are passed on if they are set.
+    // Includes variables without a value, which compose passes on if they are set.
     let known: BTreeSet<_> =
-        weirs().iter().flat_map(|weir| keys(&["services", weir, "environment"])).collect();
+        weir_services().iter().flat_map(|weir| keys(&["services", weir, "environment"])).collect();
     let image = image_environment();
     for name in README.split(|c| !is_name(c)).filter(|word| word.starts_with("WEIR_")) {
         assert!(known.contains(name) || image.contains_key(name), "{name}");
@@ -231,7 +237,7 @@ fn alerts_fire_on_the_faults_that_they_are_about_and_only_then() {
         return;
     }
     let promtool = weir_testkit::promtool().unwrap_or_else(|why| {
-        panic!("no promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
+        panic!("cannot find promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
     });
     for (command, file) in [("check", "alerts.yml"), ("test", "alerts_test.yml")] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus").join(file);
@@ -282,18 +288,22 @@ async fn alerts_ask_for_metrics_that_there_are_and_for_thresholds_that_are_edges
 }
 
 #[test]
-fn the_limits_of_the_envoy_example_are_about_what_its_envoy_asks() {
+fn the_policies_of_the_envoy_example_match_its_descriptors() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/envoy");
     let path = directory.join("weir.toml");
     let values = flatten_toml(&path, &std::fs::read_to_string(&path).unwrap()).unwrap();
     let settings = Settings::read(Sources { file: Some((path, values)), ..Sources::default() }).unwrap();
     let envoy = std::fs::read_to_string(directory.join("envoy.yaml")).unwrap();
-    let asked: [&[(&str, &str)]; 2] =
+    let descriptors: [&[(&str, &str)]; 2] =
         [&[("remote_address", "10.0.0.1")], &[("path", "/login"), ("remote_address", "10.0.0.1")]];
-    assert_eq!(settings.tier.policies.len(), asked.len());
-    for entries in asked {
-        let about = settings.tier.policies.values().filter_map(|spec| spec.matches.as_ref());
-        assert_eq!(about.filter(|matches| matches.key("edge", entries).is_some()).count(), 1, "{entries:?}");
+    assert_eq!(settings.tier.policies.len(), descriptors.len());
+    for entries in descriptors {
+        let policies = settings.tier.policies.values().filter_map(|spec| spec.matches.as_ref());
+        assert_eq!(
+            policies.filter(|matches| matches.key("edge", entries).is_some()).count(),
+            1,
+            "{entries:?}"
+        );
     }
     for part in ["domain: edge", "descriptor_key: path, descriptor_value: /login", "remote_address: {}"] {
         assert!(envoy.contains(part), "{part}");

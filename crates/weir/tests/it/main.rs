@@ -1,6 +1,6 @@
-//! Weir from the outside: the real binary, real engines, real sockets. One file a subject; those of routes carry the
-//! name of the file that serves them.
-#![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
+//! Tests of Weir from the outside: the real binary, real engines, real sockets. There is one file per subject; files that test
+//! routes have the names of the files that implement them.
+#![expect(clippy::unwrap_used, reason = "an unexpected None or Err must fail the test")]
 
 mod architecture;
 mod authorization;

@@ -22,7 +22,7 @@ async fn health_names_the_engine_and_readiness_follows_it(store: Store) {
     assert_eq!((ready.status, &ready.json()["status"]), (200, &json!("ready")));
 }
 
-async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
+async fn metrics_count_requests_lanes_and_outcomes(store: Store) {
     let server = Running::start(store).await;
     let client = server.client();
     configure(&client, "u", 10, 60).await;
@@ -51,16 +51,14 @@ async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
     }
     let through_lanes = 31 - count("denied_from_memory");
     assert!(text.contains(&format!("weir_lane_batch_size_sum{{lane=\"quota\"}} {through_lanes}")), "{text}");
-    assert!(!text.contains("some-user-of-ours"), "no caller can make a label");
+    assert!(!text.contains("some-user-of-ours"), "callers cannot create labels");
 }
 
-on_each_engine!(
-    health_names_the_engine_and_readiness_follows_it,
-    metrics_tell_of_requests_lanes_and_outcomes,
-);
+on_each_engine!(health_names_the_engine_and_readiness_follows_it, metrics_count_requests_lanes_and_outcomes,);
 
-/// The metrics of a server that has done something of everything, as Prometheus asks for them and as everybody else does.
-async fn shown_metrics() -> (String, String) {
+/// Returns the metrics of a server after several kinds of requests, in the text format and in `OpenMetrics`, which Prometheus
+/// asks for.
+async fn metrics_in_both_formats() -> (String, String) {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     configure(&client, "u", 10, 60).await;
@@ -78,12 +76,12 @@ async fn shown_metrics() -> (String, String) {
     (as_text(text), as_text(open_metrics))
 }
 
-/// What `promtool` says about what it reads from standard input.
+/// Runs `promtool` on `input`. Fails with its output.
 fn promtool(arguments: &[&str], input: &str) -> Result<(), String> {
     use std::io::Write;
     use std::process::{Command, Stdio};
     let promtool = weir_testkit::promtool().unwrap_or_else(|why| {
-        panic!("no promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
+        panic!("cannot find promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
     });
     let mut child = Command::new(promtool)
         .args(arguments)
@@ -94,26 +92,25 @@ fn promtool(arguments: &[&str], input: &str) -> Result<(), String> {
         .unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&said).into_owned()) }
+    let printed = [output.stdout, output.stderr].concat();
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&printed).into_owned()) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_finds_nothing_wrong_with_metrics_in_either_format() {
+async fn prometheus_accepts_the_metrics_in_both_formats() {
     if weir_testkit::skip("prometheus") {
         return;
     }
-    let (text, open_metrics) = shown_metrics().await;
+    let (text, open_metrics) = metrics_in_both_formats().await;
     assert_eq!(promtool(&["check", "metrics"], &text), Ok(()));
-    // Nothing in promtool lints OpenMetrics. Its own parser reads them when blocks are made of them, which takes a time
-    // behind every sample.
+    // promtool does not lint OpenMetrics, but its parser reads them to create blocks. That needs a timestamp on every sample.
     assert!(open_metrics.ends_with("\n# EOF\n"));
-    let stamped = open_metrics
+    let with_timestamps = open_metrics
         .lines()
         .map(|line| if line.starts_with('#') { format!("{line}\n") } else { format!("{line} 1700000000\n") });
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("metrics.om");
-    std::fs::write(&file, stamped.collect::<String>()).unwrap();
+    std::fs::write(&file, with_timestamps.collect::<String>()).unwrap();
     let blocks = directory.path().join("blocks");
     let arguments =
         ["tsdb", "create-blocks-from", "openmetrics", file.to_str().unwrap(), blocks.to_str().unwrap()];
@@ -121,7 +118,7 @@ async fn prometheus_finds_nothing_wrong_with_metrics_in_either_format() {
 }
 
 #[tokio::test]
-async fn the_document_is_served_as_it_is_derived_from_the_table() {
+async fn the_openapi_document_is_served() {
     let server = Running::start(Store::Embedded).await;
     let served = server.client().get("/openapi.json").await.unwrap();
     assert_eq!(served.header("content-type"), Some("application/json"));
@@ -129,7 +126,7 @@ async fn the_document_is_served_as_it_is_derived_from_the_table() {
 }
 
 #[tokio::test]
-async fn pages_are_whole_and_closed_to_other_origins() {
+async fn pages_are_complete_and_load_nothing_from_other_origins() {
     let server = Running::start(Store::Embedded).await;
     for path in ["/", "/docs"] {
         let page = server.client().get(path).await.unwrap();
@@ -142,27 +139,27 @@ async fn pages_are_whole_and_closed_to_other_origins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_health_command_says_whether_a_server_is_ready() {
-    let ask_with = |address: &str, more: &[&str]| {
+async fn the_health_command_reports_whether_a_server_is_ready() {
+    let health_with = |address: &str, more: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
         command.args(["health", "--listen", address]).args(more).output().unwrap()
     };
-    let ask = |address: String| ask_with(&address, &[]);
+    let health = |address: String| health_with(&address, &[]);
     let running = Running::start(Store::Embedded).await;
     let address = running.weir.addr().to_string();
-    let ready = ask(address.clone());
+    let ready = health(address.clone());
     assert!(ready.status.success());
     assert!(String::from_utf8_lossy(&ready.stdout).contains(&address));
-    assert!(ask_with(&address, &["--capability", "sale"]).status.success());
-    assert_eq!(ask_with(&address, &["--capability", "coffee"]).status.code(), Some(2));
+    assert!(health_with(&address, &["--capability", "sale"]).status.success());
+    assert_eq!(health_with(&address, &["--capability", "coffee"]).status.code(), Some(2));
     drop(running);
-    let gone = ask(address);
-    assert_eq!(gone.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&gone.stderr).contains("no server answers"));
+    let stopped = health(address);
+    assert_eq!(stopped.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&stopped.stderr).contains("no server answers"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_takes_no_more_shows_in_health_until_it_does() {
+async fn health_reports_a_full_disk_until_it_accepts_writes_again() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     configure(&client, "u", 1_000, 60).await;
@@ -174,7 +171,7 @@ async fn a_disk_that_takes_no_more_shows_in_health_until_it_does() {
     assert_eq!((send().await, health().await.0), (200, 200));
     let pid = Pid::from_raw(i32::try_from(server.weir.pid()).unwrap());
     let limit = |current| prlimit(pid, Resource::Fsize, Rlimit { current, maximum: None }).unwrap();
-    // Whatever is appended to the log is too much for it.
+    // Every write to the write-ahead log exceeds this limit.
     limit(Some(1));
     assert_eq!(send().await, 503);
     let (status, check) = health().await;

@@ -1,4 +1,4 @@
-//! The tests that docs/security.md names as proof exist.
+//! Checks that the tests named in docs/security.md exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,21 +7,21 @@ use crate::architecture::rust_files;
 
 const PAGE: &str = include_str!("../../../../docs/security.md");
 
-/// The names in the last column of the page's tables of threats.
-fn tests_on_the_page() -> Vec<&'static str> {
+/// Returns the names in the last column of the tables in docs/security.md.
+fn documented_tests() -> Vec<&'static str> {
     let rows = PAGE.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| threat "));
     let rows = rows.filter(|line| !line.starts_with("| ---"));
     rows.flat_map(|row| {
         let cells: Vec<_> = row.trim_matches('|').split(" | ").collect();
         assert_eq!(cells.len(), 3, "{row}");
         let names: Vec<_> = cells[2].split('`').skip(1).step_by(2).collect();
-        assert!(!names.is_empty(), "no test shows this: {row}");
+        assert!(!names.is_empty(), "no test is named for this threat: {row}");
         names
     })
     .collect()
 }
 
-/// Every function behind an attribute that makes it a test, and those that `on_each_engine!` makes tests of.
+/// Returns every function with a test attribute, and those in `on_each_engine!`.
 fn tests_in_the_sources() -> BTreeSet<String> {
     let mut files = Vec::new();
     rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &mut files);
@@ -29,8 +29,8 @@ fn tests_in_the_sources() -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        for behind in text.split("#[test]").skip(1).chain(text.split("#[tokio::test").skip(1)) {
-            let name = behind.split("fn ").nth(1).and_then(|rest| rest.split(|c| !is_name(c)).next());
+        for rest in text.split("#[test]").skip(1).chain(text.split("#[tokio::test").skip(1)) {
+            let name = rest.split("fn ").nth(1).and_then(|rest| rest.split(|c| !is_name(c)).next());
             tests.extend(name.map(str::to_owned));
         }
         let lists = text.split("on_each_engine!").skip(1).filter_map(|rest| rest.split(';').next());
@@ -40,11 +40,11 @@ fn tests_in_the_sources() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_test_that_the_page_names_exists() {
+fn every_documented_test_exists() {
     let existing = tests_in_the_sources();
-    assert!(existing.len() > 500, "only {} tests were found: the sources are read wrongly", existing.len());
-    let named = tests_on_the_page();
-    assert!(named.len() > 40, "the tables are read wrongly: {named:?}");
-    let missing: Vec<_> = named.iter().filter(|name| !existing.contains(**name)).collect();
-    assert!(missing.is_empty(), "docs/security.md names tests that are not there: {missing:?}");
+    assert!(existing.len() > 500, "only {} tests were found: the search is broken", existing.len());
+    let documented = documented_tests();
+    assert!(documented.len() > 40, "the parser of the tables is broken: {documented:?}");
+    let missing: Vec<_> = documented.iter().filter(|name| !existing.contains(**name)).collect();
+    assert!(missing.is_empty(), "docs/security.md names tests that do not exist: {missing:?}");
 }

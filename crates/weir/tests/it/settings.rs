@@ -1,4 +1,4 @@
-//! Starting: what is refused and how, secrets, tokens.
+//! The start of a server: refused settings, generated secrets, tokens.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use weir_testkit::postgres;
 
 use crate::fixtures::{PATIENCE, Running, Store, configure, weir};
 
-/// Runs the binary to its end, with these variables alone. A server that should not have started is ended after a minute.
+/// Runs the binary until it exits, with only these variables. A server that should not have started is killed after a minute.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", "60", env!("CARGO_BIN_EXE_weir")]);
@@ -33,11 +33,11 @@ fn a_wrong_setting_stops_the_start_with_one_sentence_and_code_2() {
         (vec!["--data", "/proc/nope"], vec![], ["data", "/proc/nope", "directory"]),
     ] {
         let output = run(&[&["serve"][..], &arguments].concat(), &environment);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
         for part in parts {
-            assert!(said.contains(part), "{said:?} lacks {part:?}");
+            assert!(stderr.contains(part), "{stderr:?} lacks {part:?}");
         }
     }
 }
@@ -46,15 +46,15 @@ fn a_wrong_setting_stops_the_start_with_one_sentence_and_code_2() {
 fn a_password_in_a_wrong_store_is_not_repeated() {
     for store in ["postgres://u:hunter2@[/d", "mysql://u:hunter2@h/d", "postgres://u:hunter2@h/d?sslmode=x"] {
         let output = run(&["serve", "--store", store], &[]);
-        let said =
+        let printed =
             String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("--store") && !said.contains("hunter2"), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(printed.contains("--store") && !printed.contains("hunter2"), "{printed}");
     }
 }
 
 #[tokio::test]
-async fn generated_secrets_are_the_owners_alone_and_stay() {
+async fn generated_secrets_are_private_and_survive_restarts() {
     let mut server = Running::start(Store::Embedded).await;
     let data = server.weir.data_dir().to_owned();
     for name in ["admin.key", "jwt.secret", "weir.db", "weir.db-wal"] {
@@ -74,26 +74,29 @@ async fn generated_secrets_are_the_owners_alone_and_stay() {
 }
 
 #[tokio::test]
-async fn a_given_admin_key_is_the_one_that_counts() {
-    // With the end of its line, as `$(cat file)` has none and a mounted secret has one.
+async fn an_admin_key_in_the_environment_is_used() {
+    // With a line break, as in a mounted secret.
     let weir = weir().env("WEIR_ADMIN_KEY", "a-key-of-more-than-16-bytes\n").spawn().await;
     let with = |key: &str| Client::new(weir.base_url()).with_header("x-admin-key", key);
     assert_eq!(with("a-key-of-more-than-16-bytes").get("/admin/audit").await.unwrap().status, 200);
     assert_eq!(with("a-key-of-more-than-16-byte").get("/admin/audit").await.unwrap().status, 401);
-    assert!(!weir.data_dir().join("admin.key").exists(), "none is made when one is given");
+    assert!(!weir.data_dir().join("admin.key").exists(), "no key is generated when one is set");
 }
 
 #[tokio::test]
-async fn an_admin_key_that_no_header_can_carry_stops_the_start() {
+async fn an_admin_key_that_does_not_fit_into_a_header_stops_the_start() {
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("admin.key"), "a key with spaces in it\n").unwrap();
     let path = data.path().to_str().unwrap();
     let from_file = run(&["serve", "--listen", "127.0.0.1:0", "--data", path], &[]);
-    let given = run(&["serve"], &[("WEIR_ADMIN_KEY", "a key with spaces in it")]);
-    for (output, name) in [(from_file, "admin.key"), (given, "WEIR_ADMIN_KEY")] {
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(name) && said.contains("white space") && !said.contains("spaces in"), "{said}");
+    let from_environment = run(&["serve"], &[("WEIR_ADMIN_KEY", "a key with spaces in it")]);
+    for (output, name) in [(from_file, "admin.key"), (from_environment, "WEIR_ADMIN_KEY")] {
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains(name) && stderr.contains("white space") && !stderr.contains("spaces in"),
+            "{stderr}"
+        );
     }
     std::fs::write(data.path().join("admin.key"), "a-key-that-somebody-wrote\n").unwrap();
     let weir = weir().data_dir(data.path()).spawn().await;
@@ -102,17 +105,17 @@ async fn an_admin_key_that_no_header_can_carry_stops_the_start() {
 }
 
 #[tokio::test]
-async fn a_second_server_on_the_same_directory_is_told_why_not() {
+async fn a_second_server_on_the_same_directory_is_refused() {
     let server = Running::start(Store::Embedded).await;
     let data = server.weir.data_dir().to_str().unwrap();
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--data", data], &[]);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("another weir process") && said.contains(data), "{said}");
+    assert!(stderr.contains("another weir process") && stderr.contains(data), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_refuses_us_is_not_waited_for() {
+async fn a_start_does_not_wait_for_a_postgres_that_refuses_the_connection() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -120,9 +123,9 @@ async fn a_postgres_that_refuses_us_is_not_waited_for() {
     let name = database.url().rsplit('/').next().unwrap();
     let missing = database.url().replace(name, "no_such_database");
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", &missing], &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("no_such_database") && said.contains("does not exist"), "{said}");
+    assert!(stderr.contains("no_such_database") && stderr.contains("does not exist"), "{stderr}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("waiting"), "it waited");
 }
 
@@ -138,16 +141,16 @@ async fn a_database_that_is_not_in_utf_8_stops_the_start() {
     database.execute(&create).await;
     let store = database.url().replace(name, &latin);
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", &store], &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
     for part in ["store", &latin, "LATIN1", "must be UTF8"] {
-        assert!(said.contains(part), "{said:?} lacks {part:?}");
+        assert!(stderr.contains(part), "{stderr:?} lacks {part:?}");
     }
     database.execute(&format!("DROP DATABASE {latin} WITH (FORCE)")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_may_lose_commits_is_used_only_when_told_to() {
+async fn a_database_that_may_lose_commits_must_be_allowed_explicitly() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -155,27 +158,31 @@ async fn a_database_that_may_lose_commits_is_used_only_when_told_to() {
     let server = postgres::Server::with_options(&postgres::Options { settings, ..Default::default() });
     let database = server.database("unsafe").await;
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", database.url()], &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("fsync is off") && said.contains("postgres.allow_unsafe_durability"), "{said}");
-    let told = weir().env("WEIR_STORE", database.url()).env("WEIR_POSTGRES_ALLOW_UNSAFE_DURABILITY", "true");
-    let weir = told.spawn().await;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("fsync is off") && stderr.contains("postgres.allow_unsafe_durability"),
+        "{stderr}"
+    );
+    let allowed =
+        weir().env("WEIR_STORE", database.url()).env("WEIR_POSTGRES_ALLOW_UNSAFE_DURABILITY", "true");
+    let weir = allowed.spawn().await;
     let is_warning = |line: &str| line.contains("WARN") && line.contains("fsync is off");
     weir.wait_for_log(is_warning, PATIENCE).await;
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_told_with_the_address() {
+async fn an_address_in_use_is_reported_with_the_address() {
     let server = Running::start(Store::Embedded).await;
     let address = server.weir.addr().to_string();
     let output = run(&["serve", "--listen", &address], &[]);
-    let said = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains(&address) && said.contains("in use"), "{said}");
+    assert!(stderr.contains(&address) && stderr.contains("in use"), "{stderr}");
 }
 
 #[tokio::test]
-async fn a_token_is_signed_with_the_servers_own_secret() {
+async fn the_token_command_signs_with_the_servers_own_secret() {
     let server = Running::start(Store::Embedded).await;
     let data = server.weir.data_dir().to_str().unwrap();
     let scopes = "requests:create,requests:read";
@@ -194,7 +201,7 @@ async fn a_token_is_signed_with_the_servers_own_secret() {
 }
 
 #[tokio::test]
-async fn tokens_of_the_command_name_the_issuer_and_the_audience_that_the_server_expects() {
+async fn the_token_command_sets_the_required_issuer_and_audience() {
     let expected = [("WEIR_AUTH_ISSUER", "https://login.example"), ("WEIR_AUTH_AUDIENCE", "weir")];
     let server = Running::start_with(Store::Embedded, &expected).await;
     let data = server.weir.data_dir().to_str().unwrap();
@@ -209,7 +216,7 @@ async fn tokens_of_the_command_name_the_issuer_and_the_audience_that_the_server_
 }
 
 #[tokio::test]
-async fn a_key_of_a_jwks_that_is_not_used_is_named_in_the_log() {
+async fn unusable_keys_of_a_jwks_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("jwks.json");
     let good = include_str!("../../../server/src/auth/jwt/testdata/jwks.json");
@@ -226,11 +233,11 @@ async fn a_key_of_a_jwks_that_is_not_used_is_named_in_the_log() {
     for (kid, reason) in [("short-1", "1024 bits"), ("enc-1", "verify signatures")] {
         weir.wait_for_log(|line| line.contains(kid) && line.contains(reason), PATIENCE).await;
     }
-    assert!(weir.log_lines().iter().all(|line| !line.contains("rsa-1")), "that one is used");
+    assert!(weir.log_lines().iter().all(|line| !line.contains("rsa-1")), "rsa-1 is usable");
 }
 
 #[tokio::test]
-async fn the_environment_wins_over_the_file_and_the_flag_over_both() {
+async fn flags_win_over_the_environment_which_wins_over_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("weir.toml");
     std::fs::write(&file, "roles = [\"sender\"]\n[log]\nlevel = \"error\"\n").unwrap();
@@ -239,8 +246,8 @@ async fn the_environment_wins_over_the_file_and_the_flag_over_both() {
         let body = Client::new(weir.base_url()).get("/api/config/x").await.unwrap().json();
         body["message"].as_str().unwrap().to_owned()
     };
-    let from_file_says = message(&from_file).await;
-    assert!(from_file_says.contains("/docs"), "a sender has no such route: {from_file_says}");
+    let sender_message = message(&from_file).await;
+    assert!(sender_message.contains("/docs"), "a sender has no such route: {sender_message}");
     let flag = weir()
         .env("WEIR_CONFIG", file.to_str().unwrap())
         .env("WEIR_ROLES", "worker")
@@ -248,29 +255,29 @@ async fn the_environment_wins_over_the_file_and_the_flag_over_both() {
         .arg("api")
         .spawn()
         .await;
-    let flag_says = message(&flag).await;
-    assert!(flag_says.contains("No configuration"), "{flag_says}");
+    let api_message = message(&flag).await;
+    assert!(api_message.contains("No configuration"), "{api_message}");
 }
 
-/// Breaks what a server has left in its directory, and expects the next start to refuse it.
-async fn refused_after(break_it: impl Fn(&std::path::Path), trace: &str) {
+/// Damages the data directory of a server with `damage` and checks that the next start refuses it.
+async fn expect_refusal_after(damage: impl Fn(&std::path::Path), trace: &str) {
     let mut server = Running::start(Store::Embedded).await;
     let data = server.weir.data_dir().to_owned();
     configure(&server.client(), "u", 10, 60).await;
     server.weir.kill_9();
-    break_it(&data);
+    damage(&data);
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()], &[]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
     for part in ["data", "weir.db", trace, "backup", "--data"] {
-        assert!(said.contains(part), "{said:?} lacks {part:?}");
+        assert!(stderr.contains(part), "{stderr:?} lacks {part:?}");
     }
     let length = data.join("weir.db").metadata().map_or(0, |metadata| metadata.len());
-    assert_eq!(length, 0, "nothing new is made in its place");
+    assert_eq!(length, 0, "no new database is created");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_emptied_database_beside_its_log_is_not_taken_for_a_new_one() {
+async fn an_empty_database_beside_its_write_ahead_log_is_refused() {
     let empty = |data: &std::path::Path| {
         std::fs::write(data.join("weir.db"), "").unwrap();
         for secret in ["admin.key", "jwt.secret", "webhook.secret", "request.key"] {
@@ -278,21 +285,21 @@ async fn an_emptied_database_beside_its_log_is_not_taken_for_a_new_one() {
         }
         assert!(data.join("weir.db-wal").metadata().unwrap().len() > 0);
     };
-    refused_after(empty, "weir.db-wal").await;
+    expect_refusal_after(empty, "weir.db-wal").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_database_beside_secrets_is_not_taken_for_a_new_one() {
+async fn a_missing_database_beside_secrets_is_refused() {
     let remove = |data: &std::path::Path| {
         for file in ["weir.db", "weir.db-wal", "weir.db-shm"] {
             std::fs::remove_file(data.join(file)).unwrap();
         }
     };
-    refused_after(remove, "admin.key").await;
+    expect_refusal_after(remove, "admin.key").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn secrets_that_were_put_there_for_a_first_start_are_used() {
+async fn secrets_that_exist_before_the_first_start_are_used() {
     let data = tempfile::tempdir().unwrap();
     for secret in ["admin.key", "jwt.secret"] {
         std::fs::write(data.path().join(secret), "0123456789abcdef0123456789abcdef\n").unwrap();
@@ -302,7 +309,7 @@ async fn secrets_that_were_put_there_for_a_first_start_are_used() {
 }
 
 #[test]
-fn a_first_start_that_failed_does_not_stand_in_the_way_of_the_next() {
+fn a_failed_first_start_does_not_prevent_the_next() {
     let data = tempfile::tempdir().unwrap();
     let path = data.path().to_str().unwrap();
     let start = |keys: &str| {
@@ -310,7 +317,7 @@ fn a_first_start_that_failed_does_not_stand_in_the_way_of_the_next() {
     };
     for _ in 0..2 {
         let output = start("no key");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("WEIR_REQUEST_KEYS") && output.status.code() == Some(2), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("WEIR_REQUEST_KEYS") && output.status.code() == Some(2), "{stderr}");
     }
 }

@@ -1,4 +1,4 @@
-//! SIGTERM: what was accepted is finished and answered, then the process ends with 0.
+//! SIGTERM: accepted requests are finished and answered, then the process exits with 0.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use weir_testkit::wait;
 
 use crate::fixtures::{PATIENCE, Running, Store, audit, configure, message, on_each_engine};
 
-async fn a_stop_under_load_loses_no_answer(store: Store) {
+async fn a_stop_under_load_loses_no_response(store: Store) {
     let mut server = Running::start(store).await;
     configure(&server.client(), "u", 1_000_000, 60).await;
     let (stopping, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -23,8 +23,8 @@ async fn a_stop_under_load_loses_no_answer(store: Store) {
                             accepted.fetch_add(1, Ordering::SeqCst);
                         }
                         Ok(response) => assert_eq!(response.status, 503, "{:?}", response.body),
-                        // Refused or closed while idle: fine once it is stopping. Never before.
-                        Err(Error::TimedOut) => panic!("an answer never came"),
+                        // A refused or closed connection is allowed only once the server stops.
+                        Err(Error::TimedOut) => panic!("a request got no response"),
                         Err(error) => {
                             assert!(stopping.load(Ordering::SeqCst), "{error}");
                             return;
@@ -34,13 +34,13 @@ async fn a_stop_under_load_loses_no_answer(store: Store) {
             })
         })
         .collect();
-    wait::until("the load is on", PATIENCE, async || accepted.load(Ordering::SeqCst) > 200).await;
+    wait::until("200 messages are accepted", PATIENCE, async || accepted.load(Ordering::SeqCst) > 200).await;
     stopping.store(true, Ordering::SeqCst);
     server.weir.terminate();
     let status = server.weir.wait(Duration::from_secs(15)).await;
     assert!(status.success(), "{status}");
     for caller in callers {
-        caller.await.expect("a caller");
+        caller.await.expect("the caller ends without a panic");
     }
     server.weir.restart().await;
     let books = audit(&server.operator()).await;
@@ -49,10 +49,10 @@ async fn a_stop_under_load_loses_no_answer(store: Store) {
     assert_eq!(books["ok"], true, "{books}");
 }
 
-on_each_engine!(a_stop_under_load_loses_no_answer);
+on_each_engine!(a_stop_under_load_loses_no_response);
 
 #[tokio::test]
-async fn idle_connections_do_not_hold_up_a_stop() {
+async fn idle_connections_do_not_delay_a_stop() {
     let mut server = Running::start(Store::Embedded).await;
     let _idle = tokio::net::TcpStream::connect(server.weir.addr()).await.unwrap();
     let client = server.client();

@@ -1,4 +1,4 @@
-//! Standard output that nobody reads, or that is full: the server goes on, stops when told to, and loses no message.
+//! Standard output that is not read, or cannot be written: the server continues, stops on SIGTERM, and loses no message.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,21 +8,21 @@ use weir_testkit::{ports, wait};
 
 use crate::fixtures::{PATIENCE, audit, configure, message};
 
-struct Muted {
+/// A server whose standard output the test controls.
+struct BlockedServer {
     child: Child,
     client: Client,
     data: tempfile::TempDir,
 }
 
-impl Drop for Muted {
+impl Drop for BlockedServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Muted {
-    /// A server whose output goes to `stdout`.
+impl BlockedServer {
     async fn start(stdout: Stdio) -> Self {
         let (data, port) = (tempfile::tempdir().unwrap(), ports::unused());
         let child = Command::new(env!("CARGO_BIN_EXE_weir"))
@@ -36,7 +36,7 @@ impl Muted {
             .spawn()
             .unwrap();
         let client = Client::new(format!("http://127.0.0.1:{port}"));
-        wait::until("it answers", PATIENCE, async || client.get("/livez").await.is_ok()).await;
+        wait::until("the server answers", PATIENCE, async || client.get("/livez").await.is_ok()).await;
         Self { child, client, data }
     }
 
@@ -51,10 +51,10 @@ impl Muted {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_does_not_read_holds_up_neither_calls_nor_a_stop() {
-    let mut server = Muted::start(Stdio::piped()).await;
+async fn an_unread_output_delays_neither_calls_nor_a_stop() {
+    let mut server = BlockedServer::start(Stdio::piped()).await;
     configure(&server.client, "u", 1_000_000, 60).await;
-    // More than a pipe holds: the sender is stuck from here on.
+    // More than a pipe holds: the sender is blocked from here on.
     for _ in 0..4 {
         assert_eq!(server.send(&"x".repeat(100_000)).await, 200);
     }
@@ -66,14 +66,16 @@ async fn a_reader_that_does_not_read_holds_up_neither_calls_nor_a_stop() {
     assert_eq!(audit(&server.operator()).await["ok"], true);
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    wait::until("it stops", Duration::from_secs(20), async || server.child.try_wait().unwrap().is_some())
-        .await;
+    wait::until("the server stops", Duration::from_secs(20), async || {
+        server.child.try_wait().unwrap().is_some()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lines_that_cannot_be_written_leave_their_messages_in_the_queue() {
+async fn messages_whose_lines_cannot_be_written_stay_in_the_queue() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let server = Muted::start(Stdio::from(full)).await;
+    let server = BlockedServer::start(Stdio::from(full)).await;
     configure(&server.client, "u", 100, 60).await;
     for _ in 0..3 {
         assert_eq!(server.send("m").await, 200);
@@ -81,11 +83,10 @@ async fn lines_that_cannot_be_written_leave_their_messages_in_the_queue() {
     let books = audit(&server.operator()).await;
     assert_eq!((&books["ok"], &books["quota"]["inFlight"]), (&true.into(), &3.into()), "{books}");
     let data = server.data.path().to_owned();
-    // The same data with an output that works: everything is delivered.
-    let Muted { child, data: keep, .. } = &server;
-    let (pid, _keep) = (child.id().to_string(), keep);
+    // With a working output, the same data directory delivers everything.
+    let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
-    wait::until("its lock is free", PATIENCE, async || {
+    wait::until("the lock of the data directory is free", PATIENCE, async || {
         std::fs::File::open(data.join("weir.lock")).unwrap().try_lock().is_ok()
     })
     .await;

@@ -11,7 +11,7 @@ use weir_store::request::RequestStore;
 use weir_store::{Error, Result};
 
 use super::{EnabledCheck, OnChange};
-use crate::engines::broker_jobs::{Broker, Reconciled};
+use crate::engines::broker_jobs::{Reconciliation, RequestBroker};
 use crate::request::events::{PurgeFailed, ReconcileFailed, RequestsPurged};
 use crate::request::metrics::WorkMetrics;
 
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) struct Maintenance {
     pub store: Arc<dyn RequestStore>,
     /// Gets stranded requests; `None` if workers only poll the store.
-    pub broker: Option<Broker>,
+    pub broker: Option<RequestBroker>,
     /// How long requests are stored.
     pub retention: Duration,
     /// `request.reconciler.enabled`, as it is now.
@@ -117,8 +117,8 @@ impl Maintenance {
             if let Some(error) = streak.first_error(&outcome) {
                 ReconcileFailed { error }.emit();
             }
-            let may_be_more = outcome.unwrap_or(false);
-            pause = if may_be_more { Duration::ZERO } else { POLL_INTERVAL };
+            let has_more = outcome.unwrap_or(false);
+            pause = if has_more { Duration::ZERO } else { POLL_INTERVAL };
         }
     }
 
@@ -144,9 +144,9 @@ impl Maintenance {
         }
         self.metrics.reconciler_heartbeat_seconds.set(self.clock.now().as_micros().div_euclid(1_000_000));
         let Some(broker) = &self.broker else { return Ok(false) };
-        let Reconciled { published, may_be_more } = broker.reconcile().await?;
+        let Reconciliation { published, has_more } = broker.reconcile().await?;
         published.into_iter().for_each(|id| (self.on_change)(id, RequestStatus::Accepted));
-        Ok(may_be_more)
+        Ok(has_more)
     }
 }
 

@@ -134,7 +134,7 @@ impl Worker {
             let claimed = broker_jobs.claim(store.as_ref(), policy, self.permits.available()).await?;
             let is_idle = claimed.jobs.is_empty();
             self.start(work, claimed);
-            if !work.has_more && !broker_jobs.is_time_to_look(POLL_BEHIND_BROKER) {
+            if !work.has_more && !broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
                 return Ok(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce });
             }
         }

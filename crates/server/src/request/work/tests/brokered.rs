@@ -16,7 +16,7 @@ use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
 use super::fixtures::{Fixture, RunningWorker, until};
-use crate::engines::broker_jobs::{Broker, TOPIC};
+use crate::engines::broker_jobs::{RequestBroker, TOPIC};
 use crate::request::work::maintenance::Maintenance;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
@@ -76,8 +76,12 @@ impl MessageSource for MemoryBroker {
     }
 }
 
-fn broker(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> Broker {
-    Broker::new(Arc::<MemoryBroker>::clone(memory), Arc::new(fixture.engine.clone()), Duration::from_secs(1))
+fn broker(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RequestBroker {
+    RequestBroker::new(
+        Arc::<MemoryBroker>::clone(memory),
+        Arc::new(fixture.engine.clone()),
+        Duration::from_secs(1),
+    )
 }
 
 fn start_told(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RunningWorker {
