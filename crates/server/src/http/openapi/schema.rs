@@ -156,6 +156,7 @@ pub(crate) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
         named::<Time>(),
         named::<RequestStatus>(),
         named::<TierName>(),
+        named::<CapabilityName>(),
     ];
     texts.into_iter().chain(super::responses::schemas())
 }
