@@ -1,7 +1,7 @@
 //! A cache of bounded size, spread over several locks.
 //!
-//! A value that was read before an invalidation and arrives after it is not stored: whoever fills the cache takes its
-//! [`Version`] before asking the source, and an insertion under an older version does nothing.
+//! A value that was read before an invalidation is not stored after it: callers take the cache's [`Version`] before they
+//! read from the source, and an insertion under an older version does nothing.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Values by key. A shard that is full drops its outdated values; if there are none, all of them.
+/// Values by key. A full shard drops its outdated values or, if there are none, all of them.
 #[derive(Debug)]
 pub struct BoundedCache<K, V, S = RandomState> {
     shards: Box<[Mutex<HashMap<K, V, S>>]>,
@@ -20,12 +20,12 @@ pub struct BoundedCache<K, V, S = RandomState> {
     version: AtomicU64,
 }
 
-/// How often a cache had been invalidated at some moment.
+/// The number of invalidations of a cache so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(u64);
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
-    /// An empty cache of so many shards, at least one, with room for `shard_max` values each.
+    /// Creates a cache of at least one shard, each with room for `shard_max` values.
     #[must_use]
     pub fn new(shards: usize, shard_max: usize) -> Self {
         let shards = (0..shards.max(1)).map(|_| Mutex::default()).collect();
@@ -33,22 +33,22 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
         Self { shards, shard_max, hasher: S::default(), len, version }
     }
 
-    /// How many values there are. Takes no lock.
+    /// Takes no lock.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Whether there are none. Takes no lock.
+    /// Takes no lock.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// To be taken before the source of a value is asked.
+    /// The version to pass to [`BoundedCache::insert`]; call this before reading from the source.
     pub fn version(&self) -> Version {
         Version(self.version.load(Ordering::Acquire))
     }
 
-    /// The value of a key. One that is not current is dropped.
+    /// Returns the key's value. Drops it instead if it is not current.
     pub fn get<Q>(&self, key: &Q, is_current: impl FnOnce(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
@@ -64,11 +64,10 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
         None
     }
 
-    /// Stores a value, unless something was invalidated since `version`. When there is no room, values that are not current make
-    /// some.
+    /// Stores a value, unless something was invalidated since `version`. A full shard first drops values that are not current.
     pub fn insert(&self, key: K, value: V, version: Version, is_current: impl Fn(&V) -> bool) {
         let mut shard = self.shard(&key);
-        // Under the lock: an invalidation after this look waits for the lock, and then drops what is stored here.
+        // Checked under the lock: an invalidation that comes later waits for the lock and then drops this value.
         if self.version() != version {
             return;
         }

@@ -1,10 +1,10 @@
 //! The clocks of this process.
 //!
-//! [`SystemClock`] tells what time it is, for the engine whose state lives here. [`SteadyClock`] tells how long something
-//! takes. Neither follows a system clock that jumps: between two readings both move as the machine's uptime does.
+//! [`SystemClock`] is the time of day, for engines whose state is in this process. [`SteadyClock`] measures durations.
+//! Neither jumps with the system clock: between two readings, both advance with the machine's uptime.
 //!
-//! The clocks of other machines are theirs. [`StepDetector`] notices when one of them jumps, and [`StoreClock`] is what an
-//! engine then does for state that was written while its clock was ahead.
+//! [`StepDetector`] detects jumps of other machines' clocks. With [`StoreClock`], an engine then corrects state that was
+//! written while its clock was ahead.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,33 +17,33 @@ use weir_core::{Clock, Timestamp};
 
 use crate::Result;
 
-/// A difference to the system clock of more than this is a step. Smaller ones are made up for gradually.
+/// A difference to the system clock of more than this is a step. Smaller ones are corrected gradually.
 pub const STEP_MIN: Duration = Duration::from_secs(1);
-/// How long the system clock must keep to its new time before a step is followed. A clock that jumps and returns within this
-/// time is not followed at all.
+/// How long a step of the system clock must last before it is followed. A clock that jumps and returns within this time is
+/// not followed.
 pub const STEP_CONFIRMED_AFTER: Duration = Duration::from_secs(5);
 
 const STEP_MIN_US: i64 = 1_000_000;
-/// Differences below this are left alone: they are the jitter of reading two clocks one after the other.
+/// Smaller differences are ignored: they are the jitter of reading two clocks one after the other.
 const JITTER_US: i64 = 200;
-/// A small difference is made up for at this fraction of passing time, so that time never stands still or runs back.
+/// A small difference is corrected at this fraction of passing time, so that time never stops or runs backwards.
 const SLEW_DIVISOR: i64 = 20;
-/// The most time that is made up for at once.
+/// The most elapsed time that one correction is computed from.
 const SLEWED_US_MAX: i64 = 100_000;
-/// Two readings of uptime around one of the system clock may be so far apart.
+/// The longest time between two readings of uptime around a reading of the system clock.
 const READING_US_MAX: i64 = 1_000;
 
 /// The time of day, by the machine's uptime and slewed to the system clock.
 ///
-/// A step of the system clock (more than [`STEP_MIN`]) is followed once it has lasted for [`STEP_CONFIRMED_AFTER`]. That is the
-/// only moment at which this clock may go back.
+/// A step of the system clock (more than [`STEP_MIN`]) is followed once it has lasted for [`STEP_CONFIRMED_AFTER`]. Only
+/// then may this clock go back.
 #[derive(Debug)]
 pub struct SystemClock {
-    /// Microseconds from uptime to the time of day.
+    /// Time of day minus uptime, in microseconds.
     offset_us: AtomicI64,
-    /// The latest answer: two threads may read their clocks in one order and answer in the other.
+    /// The latest time returned: two threads may read the clocks in one order and return in the other.
     latest_us: AtomicI64,
-    /// Whether a step waits to be confirmed: the follower is asked even where the clocks agree again.
+    /// Whether a step is unconfirmed. If so, the follower runs even if the clocks agree again.
     has_pending_step: AtomicBool,
     follower: Mutex<Follower>,
 }
@@ -61,18 +61,18 @@ impl Default for SystemClock {
 }
 
 impl SystemClock {
-    /// The clock of this process. It is read often enough to notice a step in time, whoever else reads it.
+    /// The clock of this process. Sharing one clock ensures that it is read often enough to notice steps in time.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         static SHARED: OnceLock<Arc<SystemClock>> = OnceLock::new();
         Arc::clone(SHARED.get_or_init(Arc::default))
     }
 
-    /// Lets the follower see both clocks, unless another thread does so just now.
+    /// Passes both clocks to the follower, unless another thread is doing so.
     fn follow(&self) {
         let Some(mut follower) = self.follower.try_lock() else { return };
         let (before, wall, after) = (uptime_us(), wall_us(), uptime_us());
-        // A thread that was held up between the readings has seen two different moments.
+        // A thread that was suspended between the readings has read them at different moments.
         if after.saturating_sub(before) <= READING_US_MAX {
             self.offset_us.store(follower.follow(after, wall), Ordering::Relaxed);
             self.has_pending_step.store(follower.step.is_some(), Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Clock for SystemClock {
         let now = uptime_us().saturating_add(self.offset_us.load(Ordering::Relaxed));
         let latest = self.latest_us.fetch_max(now, Ordering::Relaxed);
         if latest.saturating_sub(now) > STEP_MIN_US {
-            // A step back was followed since that answer.
+            // A step back was followed after that time was returned.
             self.latest_us.store(now, Ordering::Relaxed);
             return Timestamp::from_micros(now);
         }
@@ -98,14 +98,14 @@ impl Clock for SystemClock {
     }
 }
 
-/// Follows a clock that may step, by one that never does. Pure: it is told what both clocks show.
+/// Follows a clock that may step, using one that never does. Pure: callers pass in what both clocks show.
 #[derive(Debug)]
 struct Follower {
-    /// What is added to uptime.
+    /// Added to uptime.
     offset_us: i64,
-    /// The uptime up to which differences are made up for.
+    /// The uptime of the last correction.
     slewed_at_us: i64,
-    /// A step that waits to be confirmed: the new offset, and the uptime at which it was first seen.
+    /// An unconfirmed step: the new offset, and the uptime at which it was first observed.
     step: Option<(i64, i64)>,
 }
 
@@ -114,24 +114,24 @@ impl Follower {
         Self { offset_us: wall.saturating_sub(uptime), slewed_at_us: uptime, step: None }
     }
 
-    /// Takes note of what both clocks show and returns the offset that holds now.
+    /// Processes a reading of both clocks and returns the present offset.
     fn follow(&mut self, uptime: i64, wall: i64) -> i64 {
-        let seen = wall.saturating_sub(uptime);
-        let difference = seen.saturating_sub(self.offset_us);
+        let offset = wall.saturating_sub(uptime);
+        let difference = offset.saturating_sub(self.offset_us);
         if difference.abs() <= STEP_MIN_US {
             self.step = None;
-            // Nobody asks while the clocks agree, so what has passed since the last time says little.
+            // This is not called while the clocks agree, so the time since the last call may be long.
             let elapsed = uptime.saturating_sub(self.slewed_at_us).clamp(0, SLEWED_US_MAX);
             let most = elapsed / SLEW_DIVISOR;
             self.offset_us = self.offset_us.saturating_add(difference.clamp(-most, most));
         } else {
             match self.step {
-                Some((step, since)) if seen.saturating_sub(step).abs() <= STEP_MIN_US => {
+                Some((step, since)) if offset.saturating_sub(step).abs() <= STEP_MIN_US => {
                     if uptime.saturating_sub(since) >= confirmed_after_us() {
-                        (self.offset_us, self.step) = (seen, None);
+                        (self.offset_us, self.step) = (offset, None);
                     }
                 }
-                _ => self.step = Some((seen, uptime)),
+                _ => self.step = Some((offset, uptime)),
             }
         }
         self.slewed_at_us = uptime;
@@ -143,95 +143,93 @@ fn confirmed_after_us() -> i64 {
     i64::try_from(STEP_CONFIRMED_AFTER.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The time of day when the process first asked for it, and from then on the machine's uptime: for how long something takes,
-/// whatever becomes of the system clock. All clocks of this kind show the same.
+/// The time of day at the first reading, advanced by the machine's uptime: for measuring durations independently of the
+/// system clock. All instances show the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SteadyClock;
 
 impl Clock for SteadyClock {
     fn now(&self) -> Timestamp {
-        /// Microseconds from uptime to the time of day.
+        /// Time of day minus uptime, in microseconds.
         static OFFSET_US: OnceLock<i64> = OnceLock::new();
         let offset = *OFFSET_US.get_or_init(|| wall_us().saturating_sub(uptime_us()));
         Timestamp::from_micros(uptime_us().saturating_add(offset))
     }
 }
 
-/// The clock of an engine, and what was put off by it.
+/// The clock of an engine, and the work deferred by it.
 #[async_trait]
 pub trait StoreClock: Send + Sync + 'static {
-    /// What time it is there.
+    /// The present time at the engine.
     async fn time(&self) -> Result<Timestamp>;
-    /// Brings back messages and requests that were put off while the clock was ahead of where it is now: they wait for as long as
-    /// they were to wait, and not until the clock has caught up. Returns how many there were. Nothing changes when it is called
-    /// again, or by another server.
+    /// Reschedules messages and requests that were deferred while the clock was ahead of its present time: they wait as long as
+    /// intended, not until the clock has caught up. Returns how many were rescheduled. Idempotent, also across servers.
     async fn reschedule_deferred(&self) -> Result<u64>;
-    /// Notices steps of this clock; none where it is the system clock of this machine, which the process watches itself.
+    /// The detector of this clock's steps; `None` for the system clock of this machine, which [`SystemClock`] watches.
     fn steps(&self) -> Option<&StepDetector>;
 }
 
-/// Notices steps of a clock by comparing it with the machine's uptime.
+/// Detects steps of a clock by comparing it with the machine's uptime.
 #[derive(Debug, Default)]
 pub struct StepDetector {
-    seen: Mutex<Seen>,
+    observations: Mutex<Observations>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    /// Between which two numbers of microseconds the clock is ahead of uptime.
+struct Observations {
+    /// Bounds of the clock's offset from uptime, in microseconds.
     offset: Option<(i64, i64)>,
     steps: Vec<i64>,
 }
 
-/// Steps that are kept until somebody asks for them.
+/// The most steps that are stored until [`StepDetector::take_steps`].
 const STEPS_MAX: usize = 64;
 
 impl StepDetector {
-    /// Takes note of what the clock showed at some moment between two readings of [`uptime`].
-    pub fn observe(&self, shown: Timestamp, asked: Duration, answered: Duration) {
+    /// Records what the clock showed at some moment between two readings of [`uptime`].
+    pub fn observe(&self, shown: Timestamp, before: Duration, after: Duration) {
         let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
         let offset = (
-            shown.as_micros().saturating_sub(micros(answered)),
-            shown.as_micros().saturating_sub(micros(asked)),
+            shown.as_micros().saturating_sub(micros(after)),
+            shown.as_micros().saturating_sub(micros(before)),
         );
-        let mut seen = self.seen.lock();
-        let step = match seen.offset {
+        let mut observations = self.observations.lock();
+        let step = match observations.offset {
             Some((_, most)) if offset.0.saturating_sub(most) > STEP_MIN_US => offset.0.saturating_sub(most),
             Some((least, _)) if least.saturating_sub(offset.1) > STEP_MIN_US => {
                 offset.1.saturating_sub(least)
             }
             _ => 0,
         };
-        if step != 0 && seen.steps.len() < STEPS_MAX {
-            seen.steps.push(step);
+        if step != 0 && observations.steps.len() < STEPS_MAX {
+            observations.steps.push(step);
         }
-        // An answer that took long says little: it replaces what is known only where it says something else.
-        let is_narrower = seen.offset.is_none_or(|(least, most)| {
+        // A slow answer gives wide bounds, which replace narrower ones only after a step.
+        let is_narrower = observations.offset.is_none_or(|(least, most)| {
             offset.1.saturating_sub(offset.0) <= most.saturating_sub(least).max(STEP_MIN_US / 2)
         });
         if step != 0 || is_narrower {
-            seen.offset = Some(offset);
+            observations.offset = Some(offset);
         }
     }
 
-    /// Whether the clock has been seen at all.
-    pub fn has_seen(&self) -> bool {
-        self.seen.lock().offset.is_some()
+    /// Whether the clock has been observed at all.
+    pub fn has_observed(&self) -> bool {
+        self.observations.lock().offset.is_some()
     }
 
     /// The steps since the last call, in microseconds.
     pub fn take_steps(&self) -> Vec<i64> {
-        std::mem::take(&mut self.seen.lock().steps)
+        std::mem::take(&mut self.observations.lock().steps)
     }
 }
 
-/// How long the machine has been up.
 #[must_use]
 pub fn uptime() -> Duration {
     Duration::from_micros(uptime_us().max(0).unsigned_abs())
 }
 
-/// What the system clock shows, wherever it has been set.
+/// What the system clock shows, without any correction.
 #[must_use]
 pub fn system_time() -> Timestamp {
     Timestamp::from_micros(wall_us())
@@ -245,8 +243,8 @@ fn wall_us() -> i64 {
     }
 }
 
-/// How long the machine has been up, in microseconds, time in which it was suspended included: a window ends on time for a
-/// machine that slept through it.
+/// The machine's uptime in microseconds, including time in which it was suspended: a window ends on time even if the machine
+/// slept through its end.
 fn uptime_us() -> i64 {
     let uptime = clock_gettime(UPTIME);
     uptime.tv_sec.saturating_mul(1_000_000).saturating_add(uptime.tv_nsec / 1_000)
@@ -264,7 +262,7 @@ mod tests {
     const SECOND: i64 = 1_000_000;
     const HOUR: i64 = 3_600 * SECOND;
 
-    /// A follower whose two clocks agreed at 0, and the time it tells after each step of `every` while the system clock is `off`.
+    /// A follower whose two clocks agreed at 0.
     struct Simulation {
         follower: Follower,
         uptime: i64,
@@ -275,7 +273,7 @@ mod tests {
             Self { follower: Follower::new(0, 0), uptime: 0 }
         }
 
-        /// Lets uptime pass, with the system clock `off` by so much, and returns how far the answers are from uptime.
+        /// Lets `span` of uptime pass while the system clock is `off` by a constant. Returns the follower's offset.
         fn pass(&mut self, span: i64, off: i64) -> i64 {
             let until = self.uptime + span;
             let mut latest = self.uptime + self.follower.offset_us;
@@ -302,17 +300,17 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_after_a_long_time_is_made_up_for_as_gradually() {
+    fn a_difference_after_a_long_time_is_corrected_gradually_too() {
         let mut follower = Follower::new(0, 0);
         assert_eq!(follower.follow(99 * SECOND, 99 * SECOND + 900_000), 5_000);
     }
 
     #[test]
-    fn a_clock_that_blinks_twice_is_not_followed() {
+    fn a_clock_that_jumps_and_returns_twice_is_not_followed() {
         let clock = SystemClock::default();
         let offset = clock.offset_us.load(Ordering::Relaxed);
         for _ in 0..2 {
-            // As if the follower had seen a jump long ago.
+            // As if the follower had observed a jump long ago.
             let long_ago = uptime_us() - HOUR;
             clock.follower.lock().step = Some((offset + 2 * HOUR, long_ago));
             clock.has_pending_step.store(true, Ordering::Relaxed);
@@ -332,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumps_about_is_not_followed_until_it_rests() {
+    fn a_clock_that_keeps_jumping_is_not_followed_until_it_stops() {
         let mut simulation = Simulation::new();
         for n in 1..20 {
             assert_eq!(simulation.pass(2 * SECOND, n * HOUR), 0);
@@ -341,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn small_differences_are_made_up_for_gradually_and_time_never_runs_back() {
+    fn small_differences_are_corrected_gradually_and_time_never_runs_backwards() {
         let mut simulation = Simulation::new();
         assert_eq!(simulation.pass(2 * SECOND, 900_000), 100_000);
         assert_eq!(simulation.pass(20 * SECOND, 900_000), 900_000);
@@ -350,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_never_answers_with_an_earlier_time() {
+    fn the_clock_never_returns_an_earlier_time() {
         let clock = SystemClock::default();
         let mut latest = clock.now();
         for _ in 0..10_000 {
@@ -361,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_from_before_a_step_back_is_not_kept_to() {
+    fn a_time_returned_before_a_step_back_does_not_hold_the_clock() {
         let clock = SystemClock::default();
         let before = clock.now();
         clock.latest_us.store(before.as_micros() + HOUR, Ordering::Relaxed);
@@ -369,7 +367,7 @@ mod tests {
         assert!(clock.now() >= before);
     }
 
-    /// A detector that has seen a clock at 1,000 s of uptime, within 1 ms.
+    /// A detector that has observed a clock at 1,000 s of uptime, within 1 ms.
     fn detector() -> (StepDetector, impl Fn(u64) -> Duration) {
         let detector = StepDetector::default();
         let uptime = |ms: u64| Duration::from_millis(1_000_000 + ms);
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_another_clock_is_noticed_both_ways_and_once() {
+    fn a_step_of_another_clock_is_detected_once_in_both_directions() {
         let (detector, uptime) = detector();
         detector.observe(shown(7_200_300), uptime(300), uptime(301));
         detector.observe(shown(7_200_400), uptime(400), uptime(401));
@@ -399,7 +397,7 @@ mod tests {
     #[test]
     fn a_late_answer_is_no_step() {
         let (detector, uptime) = detector();
-        // Read at 100 ms, and answered when this process ran again, half a minute later.
+        // The clock was read at 100 ms, and this process got the answer half a minute later.
         detector.observe(shown(100), uptime(99), uptime(30_000));
         detector.observe(shown(30_100), uptime(30_100), uptime(30_101));
         assert_eq!(detector.take_steps(), []);
@@ -420,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn both_clocks_tell_the_time_of_day() {
+    fn both_clocks_show_the_time_of_day() {
         let day = Timestamp::from_micros(wall_us());
         for now in [SystemClock::default().now(), SteadyClock.now()] {
             assert!(now.since(day) < Duration::from_secs(60) && day.since(now) < Duration::from_secs(60));

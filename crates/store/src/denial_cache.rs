@@ -1,8 +1,8 @@
-//! Hot keys: users known to be over their limit are refused from memory, without a round trip.
+//! Denials in memory: users known to be over their limit are refused without a round trip to the store.
 //!
-//! Only what the store said is remembered, and only until the window it spoke of ends. New limits end it at once on
-//! the server that takes them, and on the others as soon as the [`LimitChangeFeed`] tells; while that is not current, nothing is
-//! refused from memory. A denial that was decided before a change and arrives after it is not remembered.
+//! Only denials by the store are cached, and only until their window ends. New limits invalidate them at once on the
+//! server that receives the change, and on others when the [`LimitChangeFeed`] publishes it. While the feed is not
+//! current, nothing is refused from memory. A denial that was decided before a change is not cached after it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ const SHARDS: usize = 16;
 /// Users in one shard.
 const SHARD_MAX: usize = 8_192;
 
-/// Users known to be over their limit.
 #[derive(Debug)]
 pub struct DenialCache {
     cache: BoundedCache<UserId, CachedDenial>,
@@ -29,13 +28,13 @@ pub struct DenialCache {
 struct CachedDenial {
     limits: QuotaLimits,
     denial: Denial,
-    /// When the store was asked, on our clock: the window ends no earlier than `denial.retry_after` later.
-    asked_at: Timestamp,
+    /// When the query was sent, by the local clock: the window ends no earlier than `denial.retry_after` later.
+    queried_at: Timestamp,
     /// The store's own time of the decision.
     at: Timestamp,
 }
 
-/// The state of the world when a question was asked.
+/// The moment before a query to the store: a denial is cached only if nothing was invalidated since.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryStart {
     version: Version,
@@ -43,7 +42,7 @@ pub struct QueryStart {
 }
 
 impl DenialCache {
-    /// Remembers nothing yet. Time is told by `clock`, which need not agree with the store's.
+    /// `clock` need not agree with the store's clock.
     #[must_use]
     pub fn new(limit_changes: Arc<LimitChangeFeed>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let denials = Arc::new(Self {
@@ -60,32 +59,31 @@ impl DenialCache {
         denials
     }
 
-    /// The answer to a send of a user who is over the limit for certain.
+    /// Returns the cached denial if the user is certainly over the limit.
     pub fn get(&self, user: &UserId) -> Option<SendOutcome> {
         if self.cache.is_empty() || !self.limit_changes.is_current() {
             return None;
         }
         let now = self.clock.now();
-        let CachedDenial { limits, denial, asked_at, at } =
-            self.cache.get(user, |known| known.is_current(now))?;
-        let passed = now.since(asked_at);
+        let CachedDenial { limits, denial, queried_at, at } =
+            self.cache.get(user, |cached| cached.is_current(now))?;
+        let passed = now.since(queried_at);
         let denial = Denial { retry_after: denial.retry_after.saturating_sub(passed), ..denial };
         Some(SendOutcome::Denied { limits, denial, at: at.plus(passed) })
     }
 
-    /// To be called before the store is asked.
+    /// Call this before querying the store.
     pub fn begin_query(&self) -> QueryStart {
         QueryStart { version: self.cache.version(), at: self.clock.now() }
     }
 
-    /// Remembers what the store said, when it was a denial.
-    pub fn record(&self, asked: QueryStart, user: &UserId, outcome: &SendOutcome) {
+    /// Caches the store's outcome if it is a denial.
+    pub fn record(&self, query: QueryStart, user: &UserId, outcome: &SendOutcome) {
         let SendOutcome::Denied { limits, denial, at } = *outcome else { return };
-        let (known, now) = (CachedDenial { limits, denial, asked_at: asked.at, at }, self.clock.now());
-        self.cache.insert(user.clone(), known, asked.version, |known| known.is_current(now));
+        let (cached, now) = (CachedDenial { limits, denial, queried_at: query.at, at }, self.clock.now());
+        self.cache.insert(user.clone(), cached, query.version, |cached| cached.is_current(now));
     }
 
-    /// Forgets what a change makes doubtful.
     pub fn invalidate(&self, change: &LimitChange) {
         match change {
             LimitChange::User(user) => self.cache.invalidate(user),
@@ -96,7 +94,7 @@ impl DenialCache {
 
 impl CachedDenial {
     fn is_current(&self, now: Timestamp) -> bool {
-        now.since(self.asked_at) < self.denial.retry_after
+        now.since(self.queried_at) < self.denial.retry_after
     }
 }
 
@@ -130,14 +128,18 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_is_given_again_with_less_to_wait_until_its_window_ends() {
-        let (denials, _feed, clock) = denials();
-        let asked = denials.begin_query();
+    fn a_cached_denial_counts_down_until_its_window_ends() {
+        let (denials, _limit_changes, clock) = denials();
+        let query = denials.begin_query();
         clock.advance(Duration::from_secs(1));
-        denials.record(asked, &user("a"), &denied(MINUTE));
+        denials.record(query, &user("a"), &denied(MINUTE));
         clock.advance(Duration::from_secs(9));
         let Some(SendOutcome::Denied { denial, at, .. }) = denials.get(&user("a")) else { panic!("denied") };
-        assert_eq!(denial.retry_after, Duration::from_secs(50), "since it was asked, not since it was told");
+        assert_eq!(
+            denial.retry_after,
+            Duration::from_secs(50),
+            "counted from the query, not from the answer"
+        );
         assert_eq!(at, Timestamp::from_seconds(7_010));
         assert!(denials.get(&user("b")).is_none());
         clock.advance(Duration::from_secs(50));
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn new_limits_end_a_denial_and_one_that_arrives_after_them_is_not_believed() {
+    fn new_limits_invalidate_a_denial_and_one_decided_before_them_is_not_cached() {
         let (denials, limit_changes, _clock) = denials();
         denials.record(denials.begin_query(), &user("a"), &denied(MINUTE));
         let late = denials.begin_query();
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_refused_from_memory_while_changes_may_go_unheard() {
+    fn nothing_is_refused_from_memory_while_the_feed_is_not_current() {
         let limit_changes = Arc::new(LimitChangeFeed::new());
         let denials =
             DenialCache::new(Arc::clone(&limit_changes), Arc::new(ManualClock::at(Timestamp::EPOCH)));
@@ -175,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded() {
-        let (denials, _feed, _clock) = denials();
+    fn the_cache_is_bounded() {
+        let (denials, _limit_changes, _clock) = denials();
         for n in 0..SHARDS * SHARD_MAX * 2 {
             denials.record(denials.begin_query(), &user(&n.to_string()), &denied(MINUTE));
         }

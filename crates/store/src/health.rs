@@ -1,16 +1,15 @@
-//! Whether an engine answers, and takes what is written to it.
+//! The health checks of an engine: whether it answers and accepts writes.
 
 use async_trait::async_trait;
 
 use crate::Result;
 
-/// What health checks ask of an engine.
 #[async_trait]
 pub trait StoreHealth: Send + Sync {
-    /// Makes sure that the engine answers.
+    /// Fails if the engine does not answer.
     async fn ping(&self) -> Result<()>;
 
-    /// Why the engine takes no writes, where this process knows without asking; `None` while it does.
+    /// Why the engine accepts no writes, if this process knows without a round trip; `None` while it accepts them.
     fn storage_problem(&self) -> Option<&'static str> {
         None
     }

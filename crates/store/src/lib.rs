@@ -1,8 +1,8 @@
-//! The seam between Weir's rules and the engines that hold state.
+//! The interface between Weir's rules and the engines that store state.
 //!
-//! A capability is a module here: its commands, its outcomes and the trait an engine implements. Hot operations take
-//! a batch, and [`Lanes`] turn concurrent single calls into batches. How rows are loaded, locked and saved is left to
-//! the engines; what is decided about them is left to `weir-core`.
+//! Each capability is a module: its commands, its outcomes and the trait that engines implement. Frequent operations take
+//! a batch, and [`Lanes`] turn concurrent single calls into batches. Engines load, lock and save rows; `weir-core`
+//! decides what happens to them.
 
 pub mod bounded_cache;
 pub mod clock;
@@ -26,5 +26,5 @@ pub use error::Error;
 pub use health::StoreHealth;
 pub use lane::{Batch, LaneMetrics, LaneSettings, Lanes};
 
-/// What every store operation returns: `Err` means that something broke, never that something was refused.
+/// The result of a store operation. `Err` means that something broke; a refusal is an outcome, not an error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,7 +1,7 @@
-//! What a server hears of new limits that other servers took, and how sure it is to have heard everything.
+//! The feed of limit changes on other servers, and whether this server has received all of them.
 //!
-//! Whoever remembers something of a user (that it is over its limit, that its hash is in a cache) listens here and
-//! forgets it when the user's limits change. While the feed is not current, nothing remembered may be used.
+//! Code that caches something about a user (a denial, a hash in Redis) subscribes here and invalidates it when the user's
+//! limits change. While the feed is not current, cached values must not be used.
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use weir_core::UserId;
 
-/// A feed that was silent for longer is not current. New limits hold on every server within this time.
+/// A feed without an answer for longer is not current. New limits apply on every server within this time.
 pub const CURRENT_FOR: Duration = Duration::from_millis(900);
 
-/// Something a server may remember is no longer so.
+/// Cached values that are out of date.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitChange {
-    /// A user has new limits, or none.
+    /// The user's limits were changed or removed.
     User(UserId),
-    /// Anybody may have: the feed was interrupted.
+    /// Any user's limits may have changed: the feed was interrupted.
     AllUsers,
 }
 
 type Listener = Box<dyn Fn(&LimitChange) + Send + Sync>;
 
-/// What a server hears of changes on others.
+/// Distributes changes of limits to subscribers in this process and knows how current they are.
 pub struct LimitChangeFeed {
     started: Instant,
-    /// When the store last answered, in microseconds after `started`; always current when negative.
-    heard_us: AtomicI64,
-    /// How long an answer holds.
+    /// When the store last answered, in microseconds after `started`. Negative: the feed is always current.
+    synced_us: AtomicI64,
+    /// For how long an answer keeps the feed current.
     current_for_us: AtomicI64,
-    /// How often the cache in front of the store was distrusted.
+    /// The number under which the cache in front of the store is valid.
     epoch: AtomicU64,
     listeners: RwLock<Vec<Listener>>,
 }
@@ -43,29 +43,29 @@ impl fmt::Debug for LimitChangeFeed {
 }
 
 impl LimitChangeFeed {
-    /// A feed that somebody keeps current with [`LimitChangeFeed::heard`].
+    /// Creates a feed that is kept current with [`LimitChangeFeed::mark_current`].
     #[must_use]
     pub fn new() -> Self {
         Self::with(0)
     }
 
-    /// The feed of a store that only this process writes to: there is nothing to hear.
+    /// Creates the feed of a store that only this process writes to. It is always current.
     #[must_use]
     pub fn single_process() -> Self {
         Self::with(-1)
     }
 
-    fn with(heard_us: i64) -> Self {
+    fn with(synced_us: i64) -> Self {
         Self {
             started: Instant::now(),
-            heard_us: AtomicI64::new(heard_us),
+            synced_us: AtomicI64::new(synced_us),
             current_for_us: AtomicI64::new(micros(CURRENT_FOR)),
             epoch: AtomicU64::new(0),
             listeners: RwLock::default(),
         }
     }
 
-    /// A feed that has heard nothing for so long.
+    /// Creates a feed that has not been marked current for this long.
     #[cfg(test)]
     pub(crate) fn silent_for(silence: Duration) -> Self {
         let started = Instant::now().checked_sub(silence).expect("the machine is up for longer");
@@ -77,47 +77,45 @@ impl LimitChangeFeed {
         self.listeners.write().push(Box::new(listener));
     }
 
-    /// Whether every change up to [`CURRENT_FOR`] ago has been heard.
+    /// Whether every change up to [`CURRENT_FOR`] ago has been received.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        let heard_us = self.heard_us.load(Ordering::Acquire);
-        heard_us < 0 || self.now_us().saturating_sub(heard_us) < self.current_for_us.load(Ordering::Relaxed)
+        let synced_us = self.synced_us.load(Ordering::Acquire);
+        synced_us < 0 || self.now_us().saturating_sub(synced_us) < self.current_for_us.load(Ordering::Relaxed)
     }
 
-    /// Lets an answer hold for so long instead of [`CURRENT_FOR`]. For tests of what is remembered while the feed is
-    /// current: a busy machine may keep it waiting.
+    /// Replaces [`CURRENT_FOR`] for tests of cached values: on a busy machine the feed's updates may be late.
     pub fn set_current_for(&self, current_for: Duration) {
         self.current_for_us.store(micros(current_for), Ordering::Relaxed);
     }
 
-    /// Whether every change up to `at` has been heard.
+    /// Whether every change up to `at` has been received.
     #[must_use]
     pub fn is_current_as_of(&self, at: Instant) -> bool {
-        let heard_us = self.heard_us.load(Ordering::Acquire);
-        heard_us < 0 || heard_us >= micros(at.saturating_duration_since(self.started))
+        let synced_us = self.synced_us.load(Ordering::Acquire);
+        synced_us < 0 || synced_us >= micros(at.saturating_duration_since(self.started))
     }
 
-    /// Which memory of the cache is trusted: what was written under an earlier number is not.
+    /// Cache entries that were written under an earlier epoch are invalid.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Tells the listeners.
     pub fn publish(&self, change: &LimitChange) {
         for listener in &*self.listeners.read() {
             listener(change);
         }
     }
 
-    /// Takes note that the store, asked at `asked_at`, was reached and has told everything up to then.
+    /// Records that the store answered a query sent at `asked_at`, and that every change up to then was published.
     pub fn mark_current(&self, asked_at: Instant, epoch: u64) {
         let before = self.epoch.fetch_max(epoch, Ordering::AcqRel);
-        // What was learnt from a cache that is distrusted now is not to be believed either.
+        // Values that were derived from the invalidated cache are invalid, too.
         if before != 0 && before < epoch {
             self.publish(&LimitChange::AllUsers);
         }
-        self.heard_us.fetch_max(micros(asked_at.saturating_duration_since(self.started)), Ordering::AcqRel);
+        self.synced_us.fetch_max(micros(asked_at.saturating_duration_since(self.started)), Ordering::AcqRel);
     }
 
     fn now_us(&self) -> i64 {
@@ -143,13 +141,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feed_is_current_for_as_long_as_its_store_was_heard() {
+    fn a_feed_is_current_after_the_store_answered() {
         let limit_changes = LimitChangeFeed::new();
         limit_changes.mark_current(limit_changes.started + Duration::from_secs(60), 3);
         assert!(limit_changes.is_current());
         assert_eq!(limit_changes.epoch(), 3);
         limit_changes.mark_current(Instant::now(), 2);
-        assert_eq!(limit_changes.epoch(), 3, "an answer that comes late takes nothing back");
+        assert_eq!(limit_changes.epoch(), 3, "a late answer does not lower the epoch");
         assert!(LimitChangeFeed::single_process().is_current());
     }
 
@@ -159,15 +157,15 @@ mod tests {
     }
 
     #[test]
-    fn every_listener_hears_of_a_change() {
-        let (limit_changes, heard) = (LimitChangeFeed::new(), Arc::new(AtomicUsize::new(0)));
+    fn every_subscriber_receives_a_change() {
+        let (limit_changes, calls) = (LimitChangeFeed::new(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..2 {
-            let heard = Arc::clone(&heard);
+            let calls = Arc::clone(&calls);
             limit_changes.subscribe(move |_| {
-                heard.fetch_add(1, Ordering::Relaxed);
+                calls.fetch_add(1, Ordering::Relaxed);
             });
         }
         limit_changes.publish(&LimitChange::AllUsers);
-        assert_eq!(heard.load(Ordering::Relaxed), 2);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
     }
 }

@@ -1,5 +1,5 @@
-//! Quota at the store: its commands and outcomes, the trait an engine implements, and the plan for a batch of sends
-//! that both SQL engines carry out.
+//! Quota at the store: its commands and outcomes, the traits engines implement, and the plan for a batch of sends, which
+//! both SQL engines execute.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,141 +13,127 @@ pub use crate::limit_changes::LimitChangeFeed;
 
 use crate::{Batch, Result};
 
-/// The topic accepted messages are enqueued on.
+/// The topic of accepted messages.
 pub const TOPIC: &str = "sms-outbound";
 
-/// One caller's wish to send.
 #[derive(Clone, Debug)]
 pub struct SendMessage {
-    /// Whose quota it takes.
+    /// The user whose quota is charged.
     pub user: UserId,
-    /// What to deliver.
+    /// The text to deliver.
     pub message: Box<str>,
 }
 
-/// What became of a [`SendMessage`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// Counted, and enqueued in the same commit.
+    /// Counted and enqueued in the same commit.
     Accepted {
-        /// The message's name from here on.
         message_id: MessageId,
-        /// The limits it was counted against.
         limits: QuotaLimits,
-        /// What is left.
         grant: Grant,
-        /// The store's time of the decision.
+        /// When it was decided, by the store's clock.
         at: Timestamp,
     },
-    /// Over the limit; nothing was changed.
+    /// Over the limit; nothing has changed.
     Denied {
-        /// The limits that are used up.
         limits: QuotaLimits,
-        /// Why, and when to come back.
         denial: Denial,
-        /// The store's time of the decision.
+        /// When it was decided, by the store's clock.
         at: Timestamp,
     },
-    /// Nobody configured this user.
+    /// The user has no limits.
     NotConfigured,
-    /// Allowed, but the broker did not confirm the message.
+    /// Within the limit, but the broker did not confirm the message.
     NotQueued(EnqueueOutcome),
 }
 
-/// What a cache in front of a store tells about itself.
+/// Metrics of a cache in front of a store.
 #[derive(Clone, Debug, Default)]
 pub struct CacheMetrics {
-    /// Users whose limits have changed, on any server, and whom the cache has forgotten since.
+    /// Changes of limits, on any server, after which the cache has deleted a user's entry.
     pub forgotten: Counter,
 }
 
-/// The books of quota, read in one snapshot.
+/// Checks of the quota tables, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaAudit {
-    /// Users with a configuration.
+    /// Users that have limits.
     pub users: u64,
-    /// Some of the users whose count is above their limit: there must be none.
+    /// Some of the users whose count is above their limit. There must be none.
     pub over_limit: Vec<String>,
 }
 
-/// Where quota rows live.
 #[async_trait]
 pub trait QuotaStore: Send + Sync + 'static {
     /// Creates or replaces a user's limits; the count starts again at 0.
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota>;
-    /// The row as it counts now.
+    /// The user's row at the store's present time.
     async fn find(&self, user: &UserId) -> Result<Option<Quota>>;
-    /// Removes the row; false when there was none.
+    /// Removes a user's limits. Returns `false` if there are none.
     async fn remove(&self, user: &UserId) -> Result<bool>;
-    /// Decides a batch in order, one commit for all: outcomes stand in the order of the commands, and each accepted
-    /// message is enqueued on [`TOPIC`] in the same commit. The batch grows until the engine takes it.
+    /// Decides a batch in order and in one commit, and returns the outcomes in the same order. Each accepted message is
+    /// enqueued on [`TOPIC`] in that commit. The batch grows until the engine takes it.
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>>;
-    /// Reads the books.
     async fn audit(&self) -> Result<QuotaAudit>;
-    /// Brings everything to where it is kept, before the server stops.
+    /// Flushes everything to durable storage before the server stops.
     async fn close(&self) {}
 }
 
-/// A store that another one stands in front of. The one in front takes places of a window here before it hands them
-/// out, so the count here is never below what was allowed, whatever becomes of the one in front.
+/// A store with a cache in front of it. The cache reserves units of a window here before it grants them, so the count
+/// here is never below what was allowed, even if the cache is lost.
 #[async_trait]
 pub trait ReservableStore: QuotaStore {
-    /// Takes places for each of the wants, in one commit; nothing for users without a row.
-    async fn reserve(&self, wants: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>>;
-    /// Gives back what was taken and not used.
+    /// Reserves units for all requests in one commit; `None` for users without limits.
+    async fn reserve(&self, requests: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>>;
+    /// Returns reserved units that were not used.
     async fn return_unused(&self, unused: Vec<UnusedReservation>) -> Result<()>;
-    /// Enqueues messages that were allowed and counted elsewhere, and says of each whether it is on its way.
+    /// Enqueues messages that the cache has allowed and counted.
     async fn enqueue(&self, accepted: &[AcceptedMessage<'_>]) -> Result<Vec<EnqueueOutcome>>;
-    /// Says that the store in front may hold what is no longer true, so that no server goes on with it.
+    /// Invalidates the whole cache, on every server.
     async fn raise_cache_epoch(&self) -> Result<()>;
-    /// Takes note that the store in front has nothing left of these users' old limits. Until then every server that
-    /// starts, or has missed something, is told of them again.
+    /// Confirms that the cache holds nothing of these users' old limits. Until then their changes are published again to
+    /// every server that starts or has missed changes.
     async fn confirm_invalidated(&self, users: &[UserId]) -> Result<()>;
-    /// What this server knows of changes on others.
+    /// The changes of limits on all servers.
     fn limit_changes(&self) -> Arc<LimitChangeFeed>;
 }
 
-/// Places wanted at once; the store adds some ahead.
+/// The units that are needed at once; the store reserves some more in advance.
 #[derive(Clone, Debug)]
 pub struct ReservationRequest {
-    /// Whose.
     pub user: UserId,
-    /// How many.
     pub units: u32,
 }
 
-/// Places taken.
+/// Reserved units of a user's window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// The row with these places counted.
+    /// The row after the reservation was counted.
     pub row: Quota,
-    /// How many they are: fewer than wanted when the window has no more.
+    /// Fewer than requested if the window has no more.
     pub units: u32,
-    /// The store's time.
     pub at: Timestamp,
 }
 
-/// Places that were taken in a window and not used.
+/// Reserved units of a window that were not used.
 #[derive(Clone, Debug)]
 pub struct UnusedReservation {
-    /// Whose.
     pub user: UserId,
-    /// When the window began.
+    /// The start of the window.
     pub window: Timestamp,
-    /// How many.
     pub units: u32,
 }
 
-/// Whether a message is on its way.
+/// Whether a message was enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnqueueOutcome {
     Enqueued,
     Failed,
-    /// Nobody can say: the broker was asked and did not answer in time.
+    /// The broker did not answer in time: the message may or may not be enqueued.
     Unknown,
 }
 
-/// The chance in message ids; nothing secret.
+/// Random bytes for ids; not for secrets.
 #[must_use]
 pub fn random_bytes() -> [u8; 10] {
     let mut bytes = [0; 10];
@@ -155,35 +141,32 @@ pub fn random_bytes() -> [u8; 10] {
     bytes
 }
 
-/// What a batch of sends comes to: every outcome, and what an engine has to save in the same commit.
+/// The outcomes of a batch of sends, and what the engine must save in the same commit.
 #[derive(Debug)]
 pub struct SendPlan<'a> {
     /// One outcome per command, in order.
     pub outcomes: Vec<SendOutcome>,
     /// The rows that changed, each once.
     pub changed: Vec<(&'a UserId, Quota)>,
-    /// The accepted commands with their names and times, in order.
+    /// The accepted messages, in order.
     pub accepted: Vec<AcceptedMessage<'a>>,
-    /// Whose the commands are, in order.
+    /// The user of each command, in order.
     users: Vec<&'a UserId>,
 }
 
-/// An accepted message, ready to be enqueued.
 #[derive(Clone, Copy, Debug)]
 pub struct AcceptedMessage<'a> {
-    /// Its name.
     pub message_id: MessageId,
-    /// Whose it is.
     pub user: &'a UserId,
-    /// What to deliver.
+    /// The text to deliver.
     pub message: &'a str,
-    /// When it was accepted.
+    /// When the message was accepted.
     pub at: Timestamp,
 }
 
-/// Decides `batch` in order over the rows the engine has loaded (and locked).
+/// Decides `batch` in order, on the rows that the engine has loaded and locked.
 ///
-/// `rows` holds the users that exist; `random` supplies the chance in message ids.
+/// `rows` has the users that have limits; `random` supplies the random bytes of message ids.
 #[must_use]
 pub fn plan_sends<'a>(
     batch: &'a [SendMessage],
@@ -218,8 +201,8 @@ pub fn plan_sends<'a>(
 }
 
 impl SendPlan<'_> {
-    /// What the plan comes to when the broker took only some of its messages: those that are not confirmed do not
-    /// count, and whoever was refused for their sake may try again. `before` holds the rows as they were loaded.
+    /// Adapts the plan when the broker confirmed only some of its messages: the others do not count, and denials that they
+    /// caused become [`SendOutcome::NotQueued`], so that callers may retry. `before` has the rows as they were loaded.
     #[must_use]
     pub fn retain_confirmed(self, before: &mut HashMap<&str, Quota>, queued: &[EnqueueOutcome]) -> Self {
         let missing: HashSet<&str> = self
@@ -297,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ahead_of_the_clock_is_saved_where_it_was_brought_back_to_even_by_a_denial() {
+    fn a_window_ahead_of_the_clock_is_saved_at_its_corrected_start_even_after_a_denial() {
         let now = Timestamp::from_seconds(60);
         let limits = QuotaLimits::new(1, 1).unwrap();
         let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
@@ -309,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_broker_did_not_take_does_not_count() {
+    fn messages_the_broker_did_not_confirm_do_not_count() {
         let now = Timestamp::from_seconds(60);
         let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
@@ -328,7 +311,7 @@ mod tests {
             [
                 SendOutcome::NotQueued(EnqueueOutcome::Failed),
                 SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
-                // Refused for the sake of one that does not count.
+                // Denied because of a message that does not count.
                 SendOutcome::NotQueued(EnqueueOutcome::Failed),
                 SendOutcome::NotQueued(EnqueueOutcome::Unknown),
                 SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
@@ -342,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ahead_of_the_clock_is_brought_back_also_where_the_broker_took_nothing() {
+    fn a_window_ahead_of_the_clock_is_corrected_even_if_the_broker_confirmed_nothing() {
         let now = Timestamp::from_seconds(60);
         let limits = QuotaLimits::new(2, 1).unwrap();
         let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
@@ -361,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_nothing_was_counted_in_does_not_begin() {
+    fn a_window_does_not_begin_if_nothing_was_counted_in_it() {
         let before = Quota::new(QuotaLimits::new(2, 1).unwrap(), Timestamp::EPOCH);
         let now = Timestamp::from_seconds(60);
         let mut rows = HashMap::from([("a", before)]);

@@ -1,14 +1,14 @@
-//! Request at the store: its commands and outcomes, and the trait an engine implements.
+//! Request at the store: its commands and outcomes, and the trait engines implement.
 //!
-//! A request is three rows, written in one commit: the record that callers read, the idempotency record that its key is
-//! remembered by, and a job. The job is there until the request is final; it says when the request may be claimed and
-//! with which token. Records are found by id and by tenant, jobs by downstream and time: the one table keeps everything
-//! for ninety days, the other holds only what is still to be done.
+//! A request is three rows, written in one commit: the record that callers read, the record of its idempotency key, and a
+//! job. The job exists until the request is final and says when the request may be claimed and with which token. Records
+//! are found by id and tenant and stay for ninety days; jobs are found by downstream and time, and their table has only
+//! unfinished work.
 //!
-//! Payloads and results come sealed and are opaque here.
+//! Payloads and results are encrypted and opaque here.
 //!
-//! Engines load rows, lock them and save them; what becomes of a batch is decided by its plan: [`plan_submit`],
-//! [`plan_claim`], [`plan_report`], [`plan_callback`] and [`plan_replay`].
+//! Engines load, lock and save rows; plans decide batches: [`plan_submit`], [`plan_claim`], [`plan_report`],
+//! [`plan_callback`] and [`plan_replay`].
 
 mod job;
 mod plan_callback;
@@ -34,120 +34,96 @@ use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
 use crate::{Batch, Result};
 
-/// The topic of outgoing webhooks: key and payload of a message are the id of a request that is final.
+/// The topic of outgoing webhooks. Key and payload of a message are the id of a final request.
 pub const WEBHOOKS_TOPIC: &str = "request-webhooks";
 
-/// Bytes that only whoever has the key can read.
+/// Encrypted bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
-    /// The name of the key.
     pub key_id: String,
     /// Nonce and ciphertext.
     pub bytes: Vec<u8>,
 }
 
-/// A key that a server seals with, as it has registered it. The key itself is not in it.
+/// An encryption key that a server has registered, without the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SealingKey {
-    /// Its name, which stands beside what it sealed.
+    /// Stored with everything the key encrypts.
     pub name: String,
-    /// Tells it from others of the same name, for people.
+    /// Distinguishes keys of the same name, for operators.
     pub digest: String,
-    /// A known value, sealed: whoever can open it has the key.
+    /// A known value, encrypted: a server that can decrypt it has the key.
     pub check: Sealed,
 }
 
-/// What a look at some requests for those sealed with a key has found.
+/// The result of scanning some requests for one that is encrypted with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SealedSearch {
-    /// One of them is sealed with it.
     Found(RequestId),
-    /// None up to this one; there may be more.
+    /// None up to and including this request; there may be more requests.
     NoneUpTo(RequestId),
-    /// None, and there are no more.
+    /// None, and there are no more requests.
     None,
 }
 
-/// One submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submit {
-    /// The id it gets if it becomes a request.
+    /// The id of the request if it is accepted.
     pub id: RequestId,
-    /// Who sent it.
     pub tenant: TenantId,
-    /// The tenant's name for it.
     pub key: IdempotencyKey,
-    /// What kind of work it is.
     pub request_type: RequestType,
-    /// What it asks for, to tell it from others under the same key.
+    /// Detects different submissions under the same key.
     pub fingerprint: Fingerprint,
-    /// What it asks for.
     pub payload: Sealed,
-    /// Which downstream does it.
     pub downstream: String,
-    /// Who is told when it is final.
     pub callback_url: Option<String>,
-    /// Whether a broker has to take its job: then it is `PENDING_ENQUEUE` until that has.
+    /// Whether the job goes through a broker: the request is `PENDING_ENQUEUE` until the broker has it.
     pub needs_broker: bool,
 }
 
-/// What became of a [`Submit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmitOutcome {
-    /// It is a request now.
     Accepted(SubmitReceipt),
-    /// It was sent before; this is how that request stands now.
+    /// It was submitted before; the receipt has the present status.
     Replayed(SubmitReceipt),
-    /// Its key was used for something else.
+    /// The key was used for a different submission.
     Conflict,
-    /// Its tenant has sent as many new ones as it may; the next window begins after this time.
+    /// The tenant has submitted as many new requests as its limit allows.
     Limited {
-        /// What the tenant may send.
         limits: QuotaLimits,
-        /// How long to wait.
+        /// The time until the next window begins.
         retry_after: Duration,
     },
 }
 
-/// What a submitter is told.
+/// The answer to a submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmitReceipt {
-    /// The request.
     pub id: RequestId,
-    /// Where it stands.
     pub status: RequestStatus,
-    /// When it was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// A request, as its record tells it.
+/// A request's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its name.
     pub id: RequestId,
-    /// Whose it is.
     pub tenant: TenantId,
-    /// What kind of work it is.
     pub request_type: RequestType,
-    /// Where it stands.
     pub status: RequestStatus,
-    /// Calls begun.
+    /// Attempts started.
     pub attempts: u32,
-    /// What it asks for.
     pub payload: Sealed,
-    /// What the downstream answered, once it is completed.
+    /// The downstream's response, once the request is completed.
     pub result: Option<Sealed>,
-    /// Why it failed, or why its last attempt did.
+    /// Why the request or its last attempt failed.
     pub failure: Option<Failure>,
-    /// Who is told when it is final.
     pub callback_url: Option<String>,
-    /// When it was accepted.
     pub accepted_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
-/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// For programs.
@@ -159,122 +135,100 @@ pub struct Failure {
 /// A request that a worker has claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The request.
     pub id: RequestId,
-    /// Whose it is.
     pub tenant: TenantId,
-    /// What kind of work it is.
     pub request_type: RequestType,
-    /// Which downstream does it, as it was when the request was accepted.
+    /// The downstream chosen when the request was accepted.
     pub downstream: String,
-    /// What it asks for.
     pub payload: Sealed,
-    /// What its report is known by.
+    /// Fences reports of earlier claims.
     pub token: u64,
-    /// Which attempt this is, from 1 on.
+    /// The number of this attempt, from 1 on.
     pub attempt: u32,
-    /// When the request was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// What a claim brought.
+/// The result of a claim.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimedJobs {
-    /// To be worked on until the policy's lease ends.
+    /// Leased to the worker for as long as the policy says.
     pub jobs: Vec<Job>,
-    /// Those that had no attempt left and are dead letters now.
+    /// Requests that had no attempt left and are dead letters now.
     pub exhausted: Vec<RequestId>,
-    /// With neither: how long until a job will be due, if there is one.
+    /// If the claim is empty: the time until the next job is due.
     pub next_due_in: Option<Duration>,
 }
 
-/// How many jobs of one downstream a worker has room for.
+/// How many jobs of a downstream a worker can take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DownstreamCapacity {
-    /// The downstream.
     pub downstream: String,
-    /// How many.
     pub jobs: usize,
 }
 
-/// What came of one job.
+/// A worker's report on a claimed job.
 #[derive(Clone, Debug)]
 pub struct JobReport {
-    /// The request.
     pub id: RequestId,
-    /// The token of the claim.
     pub token: u64,
-    /// What the worker has to say.
     pub report: WorkerReport,
-    /// What the downstream answered, where that completes the request.
+    /// The downstream's response, if it completes the request.
     pub result: Option<Sealed>,
-    /// More than the cause says, for people.
+    /// Details beyond the cause, for people.
     pub detail: Option<String>,
-    /// Spreads the wait before another attempt.
+    /// Spreads the backoff before the next attempt.
     pub random: u64,
 }
 
-/// What a downstream says in its callback.
+/// The contents of a downstream's callback.
 #[derive(Clone, Debug)]
 pub struct CallbackReport {
-    /// Done or not.
     pub callback: Callback,
-    /// What it answers.
     pub result: Option<Sealed>,
-    /// Why not.
     pub failure: Option<Failure>,
 }
 
-/// What became of a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallbackOutcome {
-    /// The request is final now.
+    /// The request is now final.
     Applied(RequestStatus),
-    /// It could not be taken: the request is final already, or nobody has begun to call.
+    /// The request is final already, or no call to the downstream has started.
     TransitionError(TransitionError),
-    /// There is no such request.
     Unknown,
 }
 
-/// A request whose attempts were all in vain.
+/// A request whose attempts have all failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadRequest {
-    /// The request.
     pub request: Request,
-    /// Since when it is dead.
     pub died_at: Timestamp,
 }
 
-/// A request whose job no broker has.
+/// A request whose job is not with a broker yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRequest {
-    /// The request.
     pub id: RequestId,
-    /// For how long it has waited.
+    /// How long it has been waiting.
     pub age: Duration,
 }
 
-/// The books of request, read in one snapshot.
+/// The request tables' totals, read in one snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestAudit {
-    /// Requests ever accepted.
     pub accepted: u64,
-    /// Requests that are completed.
     pub completed: u64,
-    /// Requests that the downstream did not want.
+    /// Requests that the downstream rejected.
     pub failed: u64,
-    /// Requests that are dead letters, discarded ones included.
+    /// Dead letters, including discarded ones.
     pub dead: u64,
-    /// Requests that are still to be done.
     pub in_flight: u64,
-    /// Requests that were purged.
     pub purged: u64,
-    /// Jobs: as many as there are requests in flight.
+    /// Rows of the job table. Must equal `in_flight`.
     pub jobs: u64,
 }
 
 impl RequestAudit {
-    /// What is missing (positive) or too much (negative); 0 when the books balance.
+    /// Requests that are missing (positive) or extra (negative); 0 if the totals balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
         let found = [self.completed, self.failed, self.dead, self.in_flight, self.purged];
@@ -282,61 +236,58 @@ impl RequestAudit {
     }
 }
 
-/// What is switched on, on every server.
+/// The switches that apply on every server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    /// Whether requests are accepted and worked on.
+    /// Whether requests are accepted and processed.
     pub processing_enabled: bool,
-    /// Whether stranded ones are given to the broker again.
+    /// Whether requests stuck in `PENDING_ENQUEUE` are published to the broker again.
     pub reconciler_enabled: bool,
-    /// How many of a hundred tenants may submit.
+    /// The share of tenants that may submit.
     pub canary: Percent,
 }
 
-/// What to switch on or off; what is left out stays as it is.
+/// A change of switches; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutChange {
-    /// Whether requests are accepted and worked on.
+    /// Whether requests are accepted and processed.
     pub processing_enabled: Option<bool>,
-    /// Whether stranded ones are given to the broker again.
+    /// Whether requests stuck in `PENDING_ENQUEUE` are published to the broker again.
     pub reconciler_enabled: Option<bool>,
-    /// How many of a hundred tenants may submit.
+    /// The share of tenants that may submit.
     pub canary: Option<Percent>,
 }
 
-/// Payloads in one claim, in bytes: the first job always, no further one once so many are there. They are held in memory,
-/// and have to come within the time a claim may take.
+/// A claim takes no further job once its payloads have this many bytes: they are held in memory and must be read within
+/// the timeout of a claim.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
-/// How many of a tenant's requests are looked through for those of one status. No index has the status: every change of a
-/// request would be a change of the index.
+/// The most requests of a tenant that a list filtered by status scans. The status is not indexed, since every transition
+/// of a request would update the index.
 pub const LIST_SCAN_MAX: usize = 10_000;
 
-/// A part of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestPage {
-    /// As many as were asked for, or all that were found.
     pub requests: Vec<Request>,
-    /// Where to go on, when not all were looked at and fewer were found than asked for.
+    /// Set if the scan stopped at [`LIST_SCAN_MAX`] before the page was full: where the next page continues.
     pub next_before: Option<RequestId>,
 }
 
-/// Where requests live.
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
-    /// Takes submissions, in order, one commit for all. New ones count against the limits of their tenant, if there are
-    /// any; replays do not. The batch grows until the engine takes it.
+    /// Decides submissions in order and in one commit. New requests count against their tenant's limits, if given; replays do
+    /// not. The batch grows until the engine takes it.
     async fn submit_batch(
         &self,
         batch: Batch<Submit>,
         limits: Option<QuotaLimits>,
     ) -> Result<Vec<SubmitOutcome>>;
-    /// A request of whatever tenant.
+    /// Finds a request of any tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
-    /// Those of these requests that are there, in any order and of whatever tenants, without payloads and results.
+    /// Returns the existing ones of these requests, of any tenant and in any order, without payloads and results.
     async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>>;
-    /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come
-    /// without payloads and results, which may be large. Those of one status are looked for among [`LIST_SCAN_MAX`].
+    /// Lists a tenant's requests older than `before`, newest first, optionally of one status, without payloads and results,
+    /// which may be large. With a status, at most [`LIST_SCAN_MAX`] requests are scanned.
     async fn list_requests(
         &self,
         tenant: &TenantId,
@@ -345,72 +296,68 @@ pub trait RequestStore: Send + Sync + 'static {
         limit: usize,
     ) -> Result<RequestPage>;
 
-    /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for and about as many
-    /// as [`CLAIM_BYTES_MAX`] allows.
+    /// Claims due jobs, the longest due first, up to the capacity of each downstream and to about [`CLAIM_BYTES_MAX`].
     async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs>;
-    /// Claims these requests' jobs, if they are due and nobody has them: for workers that a broker tells what to do.
+    /// Claims the jobs of these requests if they are due and not leased. For workers that receive jobs from a broker.
     async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs>;
-    /// The downstreams that jobs wait for.
+    /// The downstreams that have waiting jobs.
     async fn job_downstreams(&self) -> Result<Vec<String>>;
-    /// Takes workers' reports, one commit for all, and says of each where its request stands now. What a late worker
-    /// reports changes nothing. A request that is final and has a callback URL is put on [`WEBHOOKS_TOPIC`] in the same commit.
+    /// Applies workers' reports in one commit and returns each request's new status. A report whose lease is lost changes
+    /// nothing. Requests that become final and have a callback URL are enqueued on [`WEBHOOKS_TOPIC`] in the same commit.
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
         policy: &RetryPolicy,
     ) -> Result<Vec<std::result::Result<RequestStatus, TransitionError>>>;
-    /// Takes a downstream's callback.
+    /// Applies a downstream's callback.
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome>;
-    /// Returns when there may be something to claim: at once when this process accepted something since the last call,
-    /// at the latest after `at_most`.
+    /// Returns when there may be jobs to claim: at once if this process accepted requests since the last call, and after
+    /// `at_most` at the latest.
     async fn wait_for_jobs(&self, at_most: Duration);
 
-    /// Requests that no broker has had for at least `older_than`, the oldest first.
+    /// Requests that have been `PENDING_ENQUEUE` for at least `older_than`, the oldest first.
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>>;
-    /// The broker has these jobs: those that were `PENDING_ENQUEUE` are `ACCEPTED`.
+    /// Marks the requests whose jobs the broker has: `PENDING_ENQUEUE` becomes `ACCEPTED`.
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()>;
 
-    /// Dead letters in order of id, after the one named `after`. A payload that takes more than `payload_max` bytes comes
-    /// as none: a part of what was sealed does not open, and a list of all of it might be larger than memory.
+    /// Lists dead letters in order of id, after `after`. A payload of more than `payload_max` bytes is left out: part of an
+    /// encrypted payload cannot be decrypted, and a list of full ones might not fit into memory.
     async fn dead_requests(
         &self,
         after: Option<RequestId>,
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadRequest>>;
-    /// Lets a dead letter start again; false when it is none.
+    /// Restarts a dead letter. Returns `false` if the request is none.
     async fn replay_request(&self, id: RequestId) -> Result<bool>;
-    /// Lets up to `limit` dead letters start again, and says which.
+    /// Restarts up to `limit` dead letters and returns their ids.
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>>;
-    /// Takes a dead letter off the list; the request stays failed. False when it is none.
+    /// Removes a dead letter from the list; the request stays failed. Returns `false` if the request is none.
     async fn discard_request(&self, id: RequestId) -> Result<bool>;
-    /// How many dead letters there are.
     async fn count_dead_requests(&self) -> Result<u64>;
 
-    /// Deletes up to `limit` requests that are final and were accepted longer than `keep` ago, and up to `limit` keys
-    /// that have expired. Says how many rows went.
+    /// Deletes up to `limit` final requests that were accepted longer than `keep` ago, and up to `limit` expired idempotency
+    /// keys. Returns how many rows were deleted.
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64>;
-    /// What was switched on or off while running; `None` when nothing was.
+    /// The switches as changed over the API; `None` if none was ever changed.
     async fn rollout(&self) -> Result<Option<Rollout>>;
-    /// Switches on or off, for every server, and says what holds now. What nobody has switched yet is as in `default`.
+    /// Changes switches for every server and returns the result. Switches never changed before start from `default`.
     async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout>;
-    /// Reads the books.
     async fn audit_requests(&self) -> Result<RequestAudit>;
 
-    /// The keys that servers have registered, by name and digest, each with when that was.
+    /// The registered keys in order of name and digest, each with the time of its last registration.
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>>;
-    /// Registers a key. One of the same name and digest is registered again, with the present time.
+    /// Registers a key, or updates the time of one with the same name and digest.
     async fn register_sealing_key(&self, key: &SealingKey) -> Result<()>;
-    /// Forgets a key of this name and digest.
     async fn remove_sealing_key(&self, name: &str, digest: &str) -> Result<()>;
-    /// Looks through up to `limit` requests, the oldest first, those after the one named `after`, for one whose payload or
-    /// result is sealed with the key of this name. No index has the names of keys, so this is for whoever has time.
+    /// Scans up to `limit` requests after `after`, the oldest first, for one whose payload or result is encrypted with the key
+    /// of this name. Key names are not indexed, so a full search takes long.
     async fn find_sealed_with(
         &self,
         name: &str,
         after: Option<RequestId>,
         limit: usize,
     ) -> Result<SealedSearch>;
-    /// The request that was accepted last, of whatever tenant.
+    /// The request of any tenant that was accepted last.
     async fn newest_request(&self) -> Result<Option<Request>>;
 }

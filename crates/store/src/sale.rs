@@ -1,7 +1,7 @@
-//! Sale at the store: its commands and outcomes, the traits an engine implements, and the plan of a batch.
+//! Sale at the store: its commands and outcomes, the traits engines implement, and the plan for a batch of purchases.
 //!
-//! A product has an id of its own besides its sku: one that was reset and made again under the same sku is another product,
-//! and nothing that was decided about the first may be written to the second.
+//! A product has an id besides its sku: one that is deleted and created again under the same sku is another product, and
+//! purchases of the first must not be recorded for the second.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,224 +15,184 @@ use weir_core::{Timestamp, UserId};
 
 use crate::{Batch, Result};
 
-/// Sales that are not over and that [`SaleStore::board`] shows at most, the running ones first.
+/// The most sales that are not over in a [`SaleSnapshot`]; running ones come first.
 pub const SNAPSHOT_OPEN_MAX: usize = 1_000;
-/// Sales that are over and that it shows at most, the latest first.
+/// The most sales that are over in a [`SaleSnapshot`]; the latest come first.
 pub const SNAPSHOT_ENDED_MAX: usize = 100;
-/// Products that [`SaleAudit`] name one by one at most.
+/// The most products that [`SaleAudit`] lists one by one.
 pub const AUDIT_ITEMS_MAX: usize = 100;
 
-/// The store's own name for a product; never used again, also when its sku is.
+/// The store's id of a product. It is never reused, even if the sku is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProductId(pub i64);
 
 /// A product and its sale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Its id.
     pub id: ProductId,
-    /// Its name.
     pub sku: Sku,
-    /// Its sale, in the state it has at the store's time.
+    /// The sale, in its state at the store's present time.
     pub sale: Sale,
-    /// Since when it is there.
     pub created_at: Timestamp,
 }
 
-/// What became of a new product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateOutcome {
-    /// It is there.
     Created(Product),
-    /// There is one with that sku.
+    /// The sku is taken.
     Exists,
-    /// Its sale would have begun already.
+    /// The sale would have started already.
     Refused(TermsError),
 }
 
-/// What became of a change of a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeOutcome {
-    /// It is as wanted.
     Changed(Product),
-    /// It stays as it was.
     Refused(ChangeError),
-    /// There is none with that sku.
     UnknownSku,
 }
 
-/// One buyer's wish for a unit.
+/// A request for one unit of a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buy {
-    /// Of which product.
     pub sku: Sku,
-    /// Who.
     pub buyer: UserId,
 }
 
-/// What became of a [`Buy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BuyOutcome {
-    /// The buyer has a unit.
     Bought {
-        /// Of which product.
         product: ProductId,
-        /// What the buyer gets in hand.
         receipt: PurchaseReceipt,
-        /// Units left then.
+        /// Units left after this purchase.
         stock: u32,
     },
-    /// The buyer gets none.
     Refused(PurchaseRefusal),
-    /// There is no such product.
     UnknownSku,
 }
 
-/// A purchase as it is written down.
+/// A purchase as tables store it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purchase {
-    /// Of which product.
     pub product: ProductId,
-    /// Whose.
     pub buyer: UserId,
-    /// Its number and time.
     pub receipt: PurchaseReceipt,
 }
 
-/// The topic of purchases that could not be written down and are to be tried again.
+/// The topic of purchases that could not be recorded and are retried.
 pub const PURCHASES_TOPIC: &str = "sale-purchases";
 
-/// Something that was sold, or said to be, and could not be written down.
+/// A stream entry whose purchase could not be recorded, or that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadPurchase {
-    /// Its name as a dead letter: the same for the same thing, whoever finds it.
+    /// The id of the dead letter. It is derived from the entry, so every server that finds it uses the same one.
     pub id: String,
-    /// In whose stream it was.
+    /// The sku whose stream has the entry.
     pub sku: Sku,
-    /// What it says.
     pub payload: String,
-    /// Why it could not be written down.
     pub reason: String,
-    /// How often that was tried.
     pub attempts: u32,
 }
 
-/// All sales that matter to somebody who looks: those to come and those that run, and the last that ended.
+/// The sales to display: upcoming and running ones, and the last that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaleSnapshot {
-    /// The store's time.
     pub now: Timestamp,
-    /// The sales; in no order.
+    /// In no particular order.
     pub products: Vec<Product>,
-    /// Whether what was made on other servers until now is among them.
+    /// Whether products that other servers have just created are included.
     pub is_current: bool,
 }
 
-/// What a store tells of sales by itself, whoever has changed them.
+/// A change of a sale on any server, published by the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaleEvent {
-    /// From now on everything is told; what happened before has to be read.
+    /// Events are delivered from now on. Changes before have to be read from the store.
     Subscribed,
-    /// Nothing more is told until it has begun again.
+    /// The subscription is lost: no events arrive until the next [`SaleEvent::Subscribed`].
     Lost,
-    /// So many units are left, or fewer.
+    /// At most `stock` units are left.
     Sold {
-        /// Of which product.
         sku: Sku,
-        /// The same.
         product: ProductId,
-        /// Units left.
         stock: u32,
     },
-    /// A sale is in this state.
     StateChanged {
-        /// Which.
         sku: Sku,
-        /// The same.
         product: ProductId,
-        /// The state.
         state: SaleState,
     },
-    /// A product was made, changed or removed.
+    /// A product was created, changed or deleted.
     ProductChanged {
-        /// Which.
         sku: Sku,
     },
 }
 
-/// What the books say of one product.
+/// The audit of one product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductAudit {
-    /// Which.
     pub sku: String,
-    /// Units at first.
     pub initial_stock: u64,
-    /// Units that were sold.
     pub sold: u64,
-    /// Purchases that are written down: the same number.
+    /// Recorded purchases. Must equal `sold`.
     pub persisted: u64,
 }
 
-/// The books of sale, read in one snapshot.
+/// Checks of the sale tables, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaleAudit {
-    /// Products there are.
     pub products: u64,
-    /// Units sold, of all of them.
+    /// Units sold of all products.
     pub sold: u64,
-    /// Purchases written down: the same number.
+    /// Recorded purchases. Must equal `sold`.
     pub persisted: u64,
-    /// Some of the products where these differ, or are more than there were: there must be none.
+    /// Some of the products where these differ or exceed the initial stock. There must be none.
     pub different: Vec<String>,
     /// The newest products.
     pub items: Vec<ProductAudit>,
 }
 
-/// Where sales live.
 #[async_trait]
 pub trait SaleStore: Send + Sync + 'static {
-    /// Makes a product whose sale is still to come.
+    /// Creates a product whose sale has not started.
     async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome>;
-    /// A product.
     async fn product(&self, sku: &Sku) -> Result<Option<Product>>;
     /// Products in order of sku, after the one named `after`.
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>>;
-    /// Changes what a sale offers, as long as it has not begun.
+    /// Changes the terms of a sale that has not started.
     async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome>;
-    /// Removes a product with all its purchases; false when there is none.
+    /// Deletes a product with its purchases. Returns `false` if there is none.
     async fn delete_product(&self, sku: &Sku) -> Result<bool>;
-    /// Gives each buyer a unit or says why not, in order, one commit for all.
+    /// Decides purchases in order and in one commit.
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>>;
-    /// A buyer's purchase: of one product, or the latest of any.
+    /// The buyer's purchase of a product or, without a sku, the latest of any product.
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>>;
-    /// The sales that matter now.
     async fn snapshot(&self) -> Result<SaleSnapshot>;
-    /// Writes down the states that are due by the store's time. Whoever asks for a state is told the due one anyway; this
-    /// is what keeps an ended sale ended should the clock step back.
+    /// Saves the states that are due by the store's time. Reads compute the due state anyway; saving it keeps an ended sale
+    /// ended if the clock steps back.
     async fn save_due_states(&self) -> Result<()>;
-    /// Tells what happens to sales on any server, as it happens, for as long as this is waited for. Ends at once where the
-    /// store has to be asked.
+    /// Calls `on_event` for changes of sales on any server while the future is polled. Returns at once if the store publishes
+    /// no events and has to be polled.
     async fn follow_events(&self, _on_event: &(dyn Fn(SaleEvent) + Send + Sync)) {}
-    /// Reads the books.
     async fn audit_sales(&self) -> Result<SaleAudit>;
 }
 
-/// What following tells about itself.
+/// Metrics of recording purchases in the ledger.
 #[derive(Clone, Debug, Default)]
 pub struct LedgerMetrics {
-    /// Purchases that were on one side and not on the other.
+    /// Purchases found in Redis or in the ledger, but not in both.
     pub mismatches: Counter,
-    /// Purchases that wait to be written down.
+    /// Purchases not recorded yet.
     pub depth: Gauge,
 }
 
-/// A store that also follows: what something faster has sold is written down here later.
+/// A store that records what Redis has sold.
 #[async_trait]
 pub trait SaleLedger: SaleStore {
-    /// Writes down purchases of one product that were decided elsewhere; those that are there already are left alone. None
-    /// when there is no such product (any more).
+    /// Records purchases of one product that Redis decided, skipping those already recorded. Returns how many were new, or
+    /// `None` if the product does not exist.
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>>;
-    /// Keeps what could not be written down as dead letters of [`PURCHASES_TOPIC`]; those that are there already are left alone.
+    /// Saves dead letters of [`PURCHASES_TOPIC`], skipping those that exist.
     async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()>;
     /// Purchases of a product in order of buyer, after the one named `after`.
     async fn purchases(
@@ -243,20 +203,19 @@ pub trait SaleLedger: SaleStore {
     ) -> Result<Vec<Purchase>>;
 }
 
-/// What a batch of purchases comes to: every outcome, and what an engine has to save in the same commit.
+/// The outcomes of a batch of purchases, and what the engine must save in the same commit.
 #[derive(Debug, Default)]
 pub struct BuyPlan {
     /// One outcome per command, in order.
     pub outcomes: Vec<BuyOutcome>,
-    /// Purchases to be written down, in order.
+    /// Purchases to record, in order.
     pub purchases: Vec<Purchase>,
-    /// Sales that have sold something or turned, each once.
+    /// Sales that have sold a unit or changed their state, each once.
     pub changed: Vec<(ProductId, u32, SaleState)>,
 }
 
-/// Decides `batch` in order over the products the engine has loaded (and locked). `has_bought` says whether a buyer has bought
-/// a product in an earlier commit.
-/// What `has_bought` said.
+/// Decides `batch` in order, on the products that the engine has loaded and locked. `has_bought` returns whether a buyer
+/// has bought the product in an earlier commit; its errors are passed on.
 pub fn plan_purchases<E>(
     batch: &[Buy],
     products: &mut HashMap<String, Product>,

@@ -1,7 +1,7 @@
-//! Which shard a key belongs to. The answer is stored with queue rows and shared by servers of different builds, so
-//! it must never change: FNV-1a, written out, rather than a hasher the standard library may revise.
+//! Maps keys to shards. The shard is stored with queue rows and shared by servers of different builds, so the mapping
+//! must never change: FNV-1a, written out here, since the standard library may change its hashers.
 
-/// The shard of `key` among `count` shards.
+/// Returns the shard of `key` among `count` shards.
 #[must_use]
 pub fn of(key: &str, count: u16) -> u16 {
     let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

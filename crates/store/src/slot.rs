@@ -1,8 +1,8 @@
-//! Slot at the store: its commands and outcomes, and the trait an engine implements.
+//! Slot at the store: its commands and outcomes, and the trait engines implement.
 //!
-//! A window's counter is the number of slots scheduled inside it, whatever version of the config put them there. Windows
-//! without a counter are empty. Behind every closed window stands a counter for the next one, so the first open counter
-//! after a window is the end of the run of full ones: nobody walks them one by one, and nothing is left out.
+//! A window's counter is the number of slots scheduled in it, under any version of the config. A window without a counter
+//! is empty. The window after a closed one always has a counter. So the first open counter after a window marks the end
+//! of a run of full windows, and a search skips the run without visiting each window.
 
 mod plan;
 
@@ -13,26 +13,24 @@ use weir_core::{ConfigName, EventId, Timestamp};
 pub use self::plan::{AssignPlan, PlanStep, WindowCounter, WindowQuery};
 use crate::{Batch, Result};
 
-/// A named pace, as it is now.
+/// The present version of a named pace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotConfig {
-    /// Its name.
     pub name: ConfigName,
-    /// Counts up with every change.
+    /// Incremented with every change.
     pub version: u32,
-    /// What it allows.
     pub pace: Pace,
-    /// Since when.
+    /// When this version was created.
     pub created_at: Timestamp,
 }
 
-/// A window's length in ISO 8601, hours and smaller: `PT4S`, `PT1H30M`, `PT0.25S`.
+/// Formats a window's length as an ISO 8601 duration in hours and smaller units: `PT4S`, `PT1H30M`, `PT0.25S`.
 #[must_use]
 pub fn window_text(pace: &Pace) -> String {
     span_text(pace.window())
 }
 
-/// A length of whole milliseconds in ISO 8601, hours and smaller.
+/// Formats a duration of whole milliseconds in ISO 8601, in hours and smaller units.
 #[must_use]
 pub fn span_text(span: std::time::Duration) -> String {
     let (seconds, ms) = (span.as_secs(), span.subsec_millis());
@@ -43,97 +41,81 @@ pub fn span_text(span: std::time::Duration) -> String {
     format!("PT{}{}{rest}", part(hours, "H"), part(minutes, "M"))
 }
 
-/// One event's wish for a slot.
+/// Assigns a slot to an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assign {
-    /// The event.
     pub event: EventId,
-    /// The pace it follows.
     pub config: ConfigName,
-    /// When it wants to run.
     pub requested: Timestamp,
 }
 
-/// Where an event was put.
+/// The time assigned to an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The event.
     pub event: EventId,
-    /// The pace it followed.
     pub config: ConfigName,
-    /// When it wanted to run.
     pub requested: Timestamp,
-    /// The start of its window.
     pub window_start: Timestamp,
-    /// When it is to run.
     pub scheduled: Timestamp,
 }
 
-/// What became of an [`Assign`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AssignOutcome {
-    /// It has a slot now.
     New(Slot),
-    /// It had one already.
+    /// The event had a slot already.
     Existing(Slot),
-    /// Nobody configured that pace, or it was taken out of service.
+    /// The config does not exist or was deactivated.
     UnknownConfig,
-    /// No window within the headroom has room, and none is held by others.
+    /// All windows within the headroom are full.
     Exhausted,
-    /// The windows of its config are being counted anew and nothing was done. Here is the event, to be sent again after
+    /// The windows of the config are being recounted and nothing was done. Submit the returned command again after
     /// [`SlotStore::wait_for_recount`].
     Recounting(Assign),
 }
 
-/// A window and how full it is.
+/// A window and how many slots it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowCount {
-    /// Its start.
     pub start: Timestamp,
-    /// Slots scheduled inside it.
     pub count: u32,
-    /// Whether it has room.
     pub status: WindowStatus,
 }
 
-/// The books of slot, read in one snapshot.
+/// Checks of the slot tables, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotAudit {
-    /// Events that have a slot.
     pub slots: u64,
-    /// The sum of all counters: the same number.
+    /// The sum of all counters. Must equal `slots`.
     pub counted: u64,
-    /// Some of the windows whose counter is not the number of their slots: there must be none.
+    /// Some of the windows whose counter differs from the number of their slots. There must be none.
     pub different: Vec<String>,
-    /// Windows that were filled under a higher maximum than the present one.
+    /// Windows with more slots than the present maximum, filled under an earlier version.
     pub above_maximum: u64,
 }
 
-/// Where slots live.
 #[async_trait]
 pub trait SlotStore: Send + Sync + 'static {
-    /// Makes a new version of a config the active one. Counters follow it: a new maximum opens or closes windows, a new
-    /// size counts what is already scheduled inside each of its windows.
+    /// Activates a new version of a config and updates the counters: a new maximum opens or closes windows, and a new window
+    /// size counts what is already scheduled in each of the new windows.
     async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig>;
-    /// The active version.
+    /// The active version of a config.
     async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>>;
     /// Active configs in order of name, after the one named `after`.
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>>;
-    /// Takes a config out of service; false when it is not in service.
+    /// Deactivates a config. Returns `false` if it is not active.
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
-    /// Gives each event a slot, in order, one commit for all. An event that has one keeps it. The batch grows until the
-    /// engine takes it. Events of a config that is being counted anew are handed back, so that the others need not wait.
+    /// Assigns slots to events in order and in one commit. An event that has a slot keeps it. The batch grows until the engine
+    /// takes it. Events of a config that is being recounted are returned unprocessed, so that the others need not wait.
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>>;
-    /// Waits until a config is not being counted anew, or refuses when too many wait already. An engine that never answers
-    /// [`AssignOutcome::Recounting`] has nothing to wait for.
+    /// Waits until a config is not being recounted. Fails if too many calls wait already. An engine that never returns
+    /// [`AssignOutcome::Recounting`] need not implement it.
     async fn wait_for_recount(&self, _config: &ConfigName) -> Result<()> {
         Ok(())
     }
-    /// An event's slot.
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
-    /// Gives an event's place back, and says what it was.
+    /// Frees an event's slot and returns it, or `None` if it has none.
     async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>>;
-    /// The counters of a config's windows that begin at or after `from` and before `to`, in order. Empty ones are left out.
+    /// The counters of a config's windows that start at or after `from` and before `to`, in order, without empty windows.
     async fn windows(
         &self,
         config: &ConfigName,
@@ -141,7 +123,6 @@ pub trait SlotStore: Send + Sync + 'static {
         to: Timestamp,
         limit: usize,
     ) -> Result<Vec<WindowCount>>;
-    /// Reads the books.
     async fn audit_slots(&self) -> Result<SlotAudit>;
 }
 
@@ -152,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_sizes_are_spelled_in_iso_8601() {
+    fn window_sizes_are_formatted_in_iso_8601() {
         let text = |ms| window_text(&Pace::new(1, Duration::from_millis(ms)).unwrap());
         assert_eq!(text(4_000), "PT4S");
         assert_eq!(text(250), "PT0.25S");

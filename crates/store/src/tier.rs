@@ -1,8 +1,8 @@
-//! Tier at the store: what is limited, who has subscribed to what, and what has been spent.
+//! Tier at the store: definitions of limits, subscriptions, holds and what keys have spent.
 //!
-//! Two seams. [`TierStore`] is where definitions live: subscriptions, tiers, policies, holds, and what a memory wants to
-//! find again after a restart. [`LimitStore`] decides: it knows what each key has spent, and spends all keys of a decision
-//! or none. Any engine of the first goes with any engine of the second.
+//! There are two traits. [`TierStore`] stores subscriptions, tiers, policies, holds, and the usage that an in-memory
+//! limiter restores after a restart. [`LimitStore`] decides: it knows what each key has spent and charges all keys of a
+//! decision or none. Any implementation of one works with any of the other.
 
 mod policy;
 mod spent_record;
@@ -21,195 +21,173 @@ use crate::Result;
 pub use self::policy::{Match, OnOutage, POLICIES_MAX, Policy, PolicySpec, UnreadablePolicy};
 pub use self::spent_record::{SpentRecord, SpentRow, UnreadableSpent};
 
-/// The number under which keys of the tiers are kept; policies have numbers from 1 on.
+/// The scope of the tiers' keys. Policies have scopes from 1 on.
 pub const TIER_SCOPE: u32 = 0;
 
-/// What a user has subscribed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscription {
-    /// Who.
     pub user: UserId,
-    /// To what.
     pub plan: Plan,
-    /// Since when.
     pub updated_at: Timestamp,
 }
 
-/// Where a policy comes from. One that an operator has made is not changed by a file.
+/// Where a policy comes from. The settings file never overwrites a policy that an operator has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From the settings.
     File,
-    /// From an operator, while running.
+    /// Set over the API while the server runs.
     Operator,
 }
 
-/// A hold that has been spent and is to be remembered.
+/// A hold whose cost has been charged and that has to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewHold {
-    /// Its name.
     pub id: HoldId,
-    /// What it was taken from.
     pub policy: PolicyName,
-    /// The number of that.
+    /// The policy's scope.
     pub scope: u32,
-    /// The key it was taken for.
     pub key: String,
-    /// What was taken.
     pub cost: u32,
-    /// When, by the clock of whoever decided it.
+    /// By the clock of the [`LimitStore`] that charged it.
     pub taken_at: Timestamp,
-    /// How long it may be settled, from when it is remembered.
+    /// For how long after it is stored the hold can be settled.
     pub ttl: Duration,
 }
 
-/// A hold that was asked to be settled, and what came of it.
+/// The result of settling a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettledHold {
-    /// What it was taken from.
     pub policy: PolicyName,
-    /// The number of that.
+    /// The policy's scope.
     pub scope: u32,
-    /// The key it was taken for.
     pub key: String,
-    /// The hold as it is now.
+    /// The hold after the call.
     pub hold: Hold,
-    /// What came of it. A correction is handed out once.
+    /// Contains the correction to apply only the first time.
     pub settlement: HoldSettlement,
 }
 
-/// The holds that are remembered: each is in one of three states.
+/// Counts of the stored holds; each is open, settled or expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldAudit {
-    /// All of them.
     pub holds: u64,
-    /// Those that can be settled.
+    /// Holds that can still be settled.
     pub open: u64,
-    /// What these hold, together.
+    /// The total cost of the open holds.
     pub open_cost: u64,
-    /// Those that were.
     pub settled: u64,
-    /// Those that never were, and are spent in full.
+    /// Holds that were never settled: their cost stays spent in full.
     pub expired: u64,
 }
 
-/// Something a server remembers is no longer so.
+/// A definition that servers cache and that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangedDefinition {
-    /// A user's subscription.
     Subscription(UserId),
-    /// A tier or a policy.
+    /// Some tier or policy.
     Definitions,
 }
 
-/// What was changed since a version, by this server or another.
+/// The changes since a version, by this server and others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DefinitionChanges {
-    /// The version to ask with the next time.
+    /// The version to pass with the next call.
     pub version: i64,
-    /// What was changed; none when so much has been that it is no longer known what.
+    /// `None` if the requested version is too old to list what changed since.
     pub changed: Option<Vec<ChangedDefinition>>,
 }
 
-/// Where the definitions of tier live.
 #[async_trait]
 pub trait TierStore: Send + Sync + 'static {
-    /// Whether other servers may change what is here.
+    /// Whether other servers may write to this store.
     fn is_shared(&self) -> bool;
-    /// A user's subscription.
     async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>>;
-    /// Subscribes a user to a plan.
     async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription>;
-    /// Ends a subscription; false when there is none.
+    /// Returns `false` if there is no subscription.
     async fn delete_subscription(&self, user: &UserId) -> Result<bool>;
-    /// What operators have set of tiers while running.
+    /// The tiers whose limits operators have changed while the server runs.
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>>;
-    /// Sets what a tier allows.
     async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()>;
     /// All policies, in order of name.
     async fn policies(&self) -> Result<Vec<Policy>>;
-    /// Makes or changes a policy. None when there are [`POLICIES_MAX`] others. One from a file leaves an operator's alone
-    /// and answers with that.
+    /// Creates or replaces a policy. Returns `None` if there are [`POLICIES_MAX`] others. A policy from the settings file does
+    /// not replace one that an operator has set: the existing one is returned.
     async fn put_policy(
         &self,
         name: &PolicyName,
         spec: &PolicySpec,
         origin: Origin,
     ) -> Result<Option<Policy>>;
-    /// Ends a policy; false when there is none. What was spent of it is forgotten with it.
+    /// Deletes a policy and what was spent of it. Returns `false` if there is none.
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool>;
-    /// Remembers a hold; answers when it expires.
+    /// Stores a hold and returns when it expires.
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp>;
-    /// Settles a hold at its true cost, once; none when there is no such hold.
+    /// Settles a hold at its true cost, once. Returns `None` if there is no such hold.
     async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<SettledHold>>;
-    /// Forgets up to `limit` holds that expired longer than `keep` ago; answers how many.
+    /// Deletes up to `limit` holds that expired longer than `keep` ago and returns how many.
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64>;
-    /// Counts the holds that are remembered, in one moment.
+    /// Counts the stored holds in one snapshot.
     async fn audit_holds(&self) -> Result<HoldAudit>;
-    /// Keeps what keys have spent, in place of what was kept of them.
+    /// Saves what keys have spent, replacing their earlier rows.
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()>;
-    /// What was kept, in order of scope and key, after the one named.
+    /// The saved rows in order of scope and key, after the given one.
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>>;
-    /// What was changed since a version; the present version alone when that is none.
+    /// The changes since a version. With `None`, returns only the present version.
     async fn changes_since(&self, since: Option<i64>) -> Result<DefinitionChanges>;
 }
 
-/// What one key asks for.
+/// A cost that one key has to pay under a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitCheck<'a> {
-    /// Of which policy.
     pub policy: &'a Arc<Policy>,
-    /// The key.
     pub key: &'a str,
-    /// How much. The costs of a key that stands there twice add up.
+    /// The costs of checks with the same policy and key add up.
     pub cost: u32,
 }
 
-/// What was decided about several keys.
+/// The outcome of checking several keys together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitOutcome {
-    /// For all of them. Its `denied_by` counts in the order they were asked.
+    /// The decision for all checks. Its `denied_by` is an index into them.
     pub decision: Decision,
-    /// What each alone would have been told, and what it has spent now: as before, if any was denied.
+    /// For each check: the decision it would have had alone, and the key's usage, which is unchanged if any was denied.
     pub each: Vec<(Decision, LimitUsage)>,
-    /// When it was decided, by the clock of whoever did.
+    /// When it was decided, by the clock of the store that decided.
     pub now: Timestamp,
 }
 
-/// What was decided about a user's request.
+/// The outcome of checking a user's tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TierOutcome {
-    /// Whether it may go on.
     pub decision: Decision,
-    /// What the user has spent now.
+    /// The user's daily and minute level after the decision.
     pub spent: [BucketLevel; 2],
-    /// When it was decided.
     pub now: Timestamp,
 }
 
-/// What a [`LimitStore`] tells about itself.
+/// The state of a [`LimitStore`], for metrics and audits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitStatus {
-    /// Keys that have spent something, as far as this process knows.
+    /// Keys with usage that this process knows of.
     pub keys: usize,
-    /// Those of them whose last change is not stored yet.
+    /// Keys whose latest usage is not saved yet.
     pub unsaved: usize,
-    /// For how long changes could not be stored; `None` while they can be.
+    /// For how long saving has failed; `None` while it works.
     pub unsaved_for: Option<Duration>,
-    /// Decisions that this process made alone since its start, because the store it shares did not answer.
+    /// Decisions since the start that this process made without the shared store, which did not answer.
     pub decided_alone: u64,
 }
 
-/// Whoever knows what keys have spent.
+/// Knows what keys have spent and decides whether they may spend more.
 ///
-/// A policy that is not shadowed is spent or denied; a shadowed one never denies. Whether it would have, `each` tells.
+/// A shadowed policy never denies; `each` in the outcome shows whether it would have.
 #[async_trait]
 pub trait LimitStore: Send + Sync + 'static {
-    /// Spends for all keys, or for none if any has no room. With `peek` nothing is spent in any case.
-    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome>;
-    /// Spends `cost` whether there is room or not.
+    /// Charges all keys, or none if any would exceed its limit. With `peek`, nothing is charged.
+    async fn take(&self, checks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome>;
+    /// Charges `cost` even beyond the limit.
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)>;
-    /// Gives back `cost`, which was taken at `taken_at` if that is known.
+    /// Gives back `cost`, which was charged at `taken_at` if that is known.
     async fn give_back(
         &self,
         policy: &Arc<Policy>,
@@ -217,15 +195,14 @@ pub trait LimitStore: Send + Sync + 'static {
         cost: u32,
         taken_at: Option<Timestamp>,
     ) -> Result<(LimitUsage, Timestamp)>;
-    /// Makes a key as good as new.
+    /// Resets what a key has spent.
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()>;
-    /// Spends `cost` of a user's day and minute, or of neither; a cost of 0 only looks.
+    /// Charges `cost` to a user's day and minute, or to neither. A cost of 0 only reads them.
     async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32)
     -> Result<TierOutcome>;
-    /// Waits until what was spent up to now would be there after a crash of this process.
+    /// Waits until everything spent so far would survive a crash of this process.
     async fn flush(&self);
-    /// Has everything that was spent up to now kept, for a clean stop. Afterwards nothing more is.
+    /// Saves everything spent so far, for a clean stop. Nothing is saved afterwards.
     async fn drain(&self);
-    /// How it is doing, for metrics and books.
     fn status(&self) -> LimitStatus;
 }

@@ -1,23 +1,23 @@
-//! What the one writer of an embedded engine tells about itself.
+//! Metrics of an embedded engine's writer thread.
 
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// The longest that a job should hold the writer.
+/// A job that holds the writer for longer counts as a long turn.
 pub const TURN_MAX: Duration = Duration::from_millis(50);
 
-/// In seconds. [`TURN_MAX`] is one of them.
+/// Bucket bounds in seconds. One of them is [`TURN_MAX`].
 const BUCKETS: [f64; 15] =
     [0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
-/// What the one writer of an embedded engine tells about itself. Clones share it.
+/// Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub struct WriterMetrics {
     /// How long each turn of a job held the writer, in seconds.
     pub turn_seconds: Histogram,
-    /// Turns that held it longer than [`TURN_MAX`].
+    /// Turns longer than [`TURN_MAX`].
     pub long_turns: Counter,
     /// How long each commit took, in seconds.
     pub commit_seconds: Histogram,
@@ -34,7 +34,7 @@ impl Default for WriterMetrics {
 }
 
 impl WriterMetrics {
-    /// Takes note of one turn of a job.
+    /// Records how long one turn of a job held the writer.
     pub fn record_turn(&self, held: Duration) {
         self.turn_seconds.observe(held.as_secs_f64());
         if held > TURN_MAX {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_above_the_most_are_counted() {
+    fn turns_above_the_maximum_are_counted() {
         let metrics = WriterMetrics::default();
         metrics.record_turn(TURN_MAX);
         assert_eq!(metrics.long_turns.get(), 0);

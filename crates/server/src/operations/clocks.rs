@@ -98,7 +98,7 @@ impl Clocks {
             };
             (name, state)
         };
-        let store = self.store.steps().map(|steps| state(self.store_name, steps.has_seen()));
+        let store = self.store.steps().map(|steps| state(self.store_name, steps.has_observed()));
         let redis =
             self.redis.as_ref().map(|_| state(weir_store_redis::ENGINE, !self.redis_steps.lock().is_empty()));
         [Some(state(SYSTEM, true)), store, redis].into_iter().flatten().collect()

@@ -10,26 +10,26 @@ fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
     LaneSettings { lanes, capacity, batch_max, in_flight: 1, timeout: Duration::from_secs(2) }
 }
 
-/// Batches as they were run, and a gate that lets each one finish.
-struct Bench {
+/// An engine that records the batches it runs and finishes each one when the test adds a permit.
+struct GatedEngine {
     batches: Mutex<Vec<Vec<u32>>>,
     started: Notify,
     gate: Semaphore,
 }
 
-impl Bench {
+impl GatedEngine {
     fn new() -> Arc<Self> {
         Arc::new(Self { batches: Mutex::default(), started: Notify::new(), gate: Semaphore::new(0) })
     }
 
     fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
-        let bench = Arc::clone(self);
+        let engine = Arc::clone(self);
         Arc::new(Lanes::start("test", settings, LaneMetrics::default(), &[], move |batch: Batch<u32>| {
-            let (bench, batch) = (Arc::clone(&bench), batch.take());
+            let (engine, batch) = (Arc::clone(&engine), batch.take());
             async move {
-                bench.batches.lock().push(batch.clone());
-                bench.started.notify_one();
-                bench.gate.acquire().await.expect("the gate is never closed").forget();
+                engine.batches.lock().push(batch.clone());
+                engine.started.notify_one();
+                engine.gate.acquire().await.expect("the gate is never closed").forget();
                 Ok(batch.into_iter().map(|n| n * 10).collect())
             }
         }))
@@ -40,85 +40,85 @@ impl Bench {
     }
 }
 
-/// Starts a call and returns once it waits in its lane.
+/// Starts a call and returns when it waits in its lane.
 async fn call(lanes: &Arc<Lanes<u32, u32>>, n: u32) -> tokio::task::JoinHandle<Result<u32>> {
     let lanes = Arc::clone(lanes);
     let handle = tokio::spawn(async move { lanes.submit("key", n).await });
-    // On a current-thread runtime one yield runs the new task up to its first wait.
+    // On a current-thread runtime, one yield runs the new task up to its first await.
     tokio::task::yield_now().await;
     handle
 }
 
 #[tokio::test]
-async fn what_arrives_during_a_batch_is_the_next_batch() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 16, 16));
+async fn calls_that_arrive_during_a_batch_form_the_next_batch() {
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 16, 16));
     let first = call(&lanes, 1).await;
-    bench.started.notified().await;
+    engine.started.notified().await;
     let (second, third) = (call(&lanes, 2).await, call(&lanes, 3).await);
-    bench.gate.add_permits(2);
+    engine.gate.add_permits(2);
     assert_eq!(first.await.unwrap().unwrap(), 10);
     assert_eq!(second.await.unwrap().unwrap(), 20);
     assert_eq!(third.await.unwrap().unwrap(), 30);
-    assert_eq!(bench.batches(), [vec![1], vec![2, 3]]);
+    assert_eq!(engine.batches(), [vec![1], vec![2, 3]]);
 }
 
 #[tokio::test]
 async fn no_batch_is_larger_than_allowed() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 16, 2));
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 16, 2));
     let mut calls = vec![call(&lanes, 0).await];
-    bench.started.notified().await;
+    engine.started.notified().await;
     for n in 1..=5 {
         calls.push(call(&lanes, n).await);
     }
-    bench.gate.add_permits(10);
+    engine.gate.add_permits(10);
     for call in calls {
         call.await.unwrap().unwrap();
     }
-    assert_eq!(bench.batches(), [vec![0], vec![1, 2], vec![3, 4], vec![5]]);
+    assert_eq!(engine.batches(), [vec![0], vec![1, 2], vec![3, 4], vec![5]]);
 }
 
 #[tokio::test]
-async fn a_full_lane_refuses_at_once_and_keeps_what_it_holds() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 2, 16));
+async fn a_full_lane_refuses_at_once_and_still_answers_waiting_calls() {
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 2, 16));
     let running = call(&lanes, 1).await;
-    bench.started.notified().await;
+    engine.started.notified().await;
     let (a, b) = (call(&lanes, 2).await, call(&lanes, 3).await);
     let refused = lanes.submit("key", 4).await.unwrap_err();
     assert!(matches!(refused, Error::Overloaded { lane: "test" }), "{refused:?}");
     assert!(refused.is_transient());
     assert_eq!(lanes.lanes[0].metrics.rejected.get(), 1);
-    bench.gate.add_permits(2);
+    engine.gate.add_permits(2);
     for accepted in [running, a, b] {
         assert!(accepted.await.unwrap().is_ok());
     }
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_neither_loses_nor_blocks_the_batch() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 16, 16));
+async fn a_caller_that_disconnects_neither_fails_nor_blocks_the_batch() {
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 16, 16));
     let in_flight = call(&lanes, 1).await;
-    bench.started.notified().await;
-    let (gone, stays) = (call(&lanes, 2).await, call(&lanes, 3).await);
+    engine.started.notified().await;
+    let (dropped, waiting) = (call(&lanes, 2).await, call(&lanes, 3).await);
     in_flight.abort();
-    gone.abort();
+    dropped.abort();
     assert!(in_flight.await.unwrap_err().is_cancelled());
-    assert!(gone.await.unwrap_err().is_cancelled());
-    bench.gate.add_permits(2);
-    assert_eq!(stays.await.unwrap().unwrap(), 30);
-    assert_eq!(bench.batches(), [vec![1], vec![3]], "the one that left before its batch is not run");
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    engine.gate.add_permits(2);
+    assert_eq!(waiting.await.unwrap().unwrap(), 30);
+    assert_eq!(engine.batches(), [vec![1], vec![3]], "a command dropped before its batch is not run");
     assert_eq!(lanes.lanes[0].metrics.abandoned.get(), 1);
 }
 
 #[tokio::test]
-async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 16, 16));
+async fn draining_answers_every_accepted_call_and_refuses_later_ones() {
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 16, 16));
     let running = call(&lanes, 1).await;
-    bench.started.notified().await;
+    engine.started.notified().await;
     let waiting = call(&lanes, 2).await;
     let draining = tokio::spawn({
         let lanes = Arc::clone(&lanes);
@@ -126,7 +126,7 @@ async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
     });
     tokio::task::yield_now().await;
     assert!(!draining.is_finished());
-    bench.gate.add_permits(2);
+    engine.gate.add_permits(2);
     draining.await.unwrap();
     assert!(running.await.unwrap().is_ok());
     assert!(waiting.await.unwrap().is_ok());
@@ -134,7 +134,7 @@ async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
 }
 
 #[tokio::test]
-async fn a_failed_batch_fails_its_callers_alone() {
+async fn a_failed_batch_fails_only_its_own_callers() {
     let calls = Arc::new(AtomicUsize::new(0));
     let lanes = Lanes::start("test", settings(1, 16, 16), LaneMetrics::default(), &[], {
         let calls = Arc::clone(&calls);
@@ -159,12 +159,12 @@ async fn a_failed_batch_fails_its_callers_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
-    let seen: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
+    let executed: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
     let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), LaneMetrics::default(), &[], {
-        let seen = Arc::clone(&seen);
+        let executed = Arc::clone(&executed);
         move |batch: Batch<(u32, u32)>| {
             let batch = batch.take();
-            seen.lock().extend(&batch);
+            executed.lock().extend(&batch);
             async move {
                 tokio::task::yield_now().await;
                 Ok(batch)
@@ -185,91 +185,87 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
         caller.await.unwrap();
     }
     for key in 0..20 {
-        let of_key: Vec<_> = seen.lock().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
+        let of_key: Vec<_> = executed.lock().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
         assert_eq!(of_key, (0..200).collect::<Vec<_>>());
     }
 }
 
 #[tokio::test]
-async fn a_batch_that_hangs_is_answered_in_time_and_so_is_whoever_waits_behind_it() {
-    // Timeouts short enough to wait for; nothing is asserted of how long it took.
-    let bench = Bench::new();
-    let lanes = bench.lanes(LaneSettings { timeout: Duration::from_millis(60), ..settings(1, 16, 16) });
+async fn calls_in_and_behind_a_batch_that_hangs_are_answered_in_time() {
+    // The timeout is short enough to wait for; the test does not measure durations.
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(LaneSettings { timeout: Duration::from_millis(60), ..settings(1, 16, 16) });
     let hangs = call(&lanes, 1).await;
-    bench.started.notified().await;
+    engine.started.notified().await;
     let behind = call(&lanes, 2).await;
     for late in [hangs, behind] {
         assert!(late.await.unwrap().unwrap_err().is_transient());
     }
     let next = call(&lanes, 3).await;
-    bench.gate.add_permits(2);
-    assert_eq!(next.await.unwrap().unwrap(), 30, "the lane goes on once the engine does");
-    assert_eq!(
-        bench.batches(),
-        [vec![1], vec![3]],
-        "whoever was told that it took too long is not run later"
-    );
+    engine.gate.add_permits(2);
+    assert_eq!(next.await.unwrap().unwrap(), 30, "the lane continues when the engine does");
+    assert_eq!(engine.batches(), [vec![1], vec![3]], "a call that timed out while waiting is not run");
 }
 
 #[tokio::test]
 async fn batches_in_flight_together_start_in_order_and_no_more_than_allowed() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(LaneSettings { in_flight: 2, ..settings(1, 16, 16) });
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(LaneSettings { in_flight: 2, ..settings(1, 16, 16) });
     let mut calls = Vec::new();
     for n in 0..2 {
         calls.push(call(&lanes, n).await);
-        bench.started.notified().await;
+        engine.started.notified().await;
     }
     for n in 2..5 {
         calls.push(call(&lanes, n).await);
     }
-    assert_eq!(bench.batches(), [vec![0], vec![1]], "the third waits for one of the two to be done");
-    bench.gate.add_permits(1);
-    bench.started.notified().await;
-    assert_eq!(bench.batches(), [vec![0], vec![1], vec![2, 3, 4]]);
-    bench.gate.add_permits(2);
+    assert_eq!(engine.batches(), [vec![0], vec![1]], "the third waits for one of the two to be done");
+    engine.gate.add_permits(1);
+    engine.started.notified().await;
+    assert_eq!(engine.batches(), [vec![0], vec![1], vec![2, 3, 4]]);
+    engine.gate.add_permits(2);
     for (n, call) in (0..).zip(calls) {
         assert_eq!(call.await.unwrap().unwrap(), n * 10);
     }
 }
 
-/// A batch that was handed over, and where to say what came of it.
-type Handed = (Batch<u32>, oneshot::Sender<Result<Vec<u32>>>);
+/// A batch at the engine, and where to send its outcomes.
+type OfferedBatch = (Batch<u32>, oneshot::Sender<Result<Vec<u32>>>);
 
-/// An engine that takes its batches when the test says so.
-struct Late {
-    handed: Mutex<Vec<Handed>>,
-    came: Notify,
+/// An engine whose batches the test takes.
+struct ManualEngine {
+    offered: Mutex<Vec<OfferedBatch>>,
+    arrived: Notify,
 }
 
-impl Late {
+impl ManualEngine {
     fn lanes(settings: LaneSettings) -> (Arc<Self>, Arc<Lanes<u32, u32>>) {
-        let late = Arc::new(Self { handed: Mutex::default(), came: Notify::new() });
+        let engine = Arc::new(Self { offered: Mutex::default(), arrived: Notify::new() });
         let lanes = Lanes::start("test", settings, LaneMetrics::default(), &[], {
-            let late = Arc::clone(&late);
+            let engine = Arc::clone(&engine);
             move |batch| {
                 let (done, outcomes) = oneshot::channel();
-                late.handed.lock().push((batch, done));
-                late.came.notify_one();
+                engine.offered.lock().push((batch, done));
+                engine.arrived.notify_one();
                 async move { outcomes.await.expect("the test answers") }
             }
         });
-        (late, Arc::new(lanes))
+        (engine, Arc::new(lanes))
     }
 
-    /// The batch that was handed over first, once there is one.
-    async fn next(&self) -> Handed {
+    /// Waits for the first batch that is offered.
+    async fn next(&self) -> OfferedBatch {
         loop {
             if let Some(first) = self.take_first() {
                 return first;
             }
-            self.came.notified().await;
+            self.arrived.notified().await;
         }
     }
 
-    fn take_first(&self) -> Option<Handed> {
-        let mut handed = self.handed.lock();
-        (!handed.is_empty()).then(|| handed.remove(0))
+    fn take_first(&self) -> Option<OfferedBatch> {
+        let mut offered = self.offered.lock();
+        (!offered.is_empty()).then(|| offered.remove(0))
     }
 }
 
@@ -279,7 +275,7 @@ fn two_at_once() -> LaneSettings {
 
 #[tokio::test]
 async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
-    let (engine, lanes) = Late::lanes(two_at_once());
+    let (engine, lanes) = ManualEngine::lanes(two_at_once());
     let mut calls = vec![call(&lanes, 0).await];
     let (first, first_done) = engine.next().await;
     assert_eq!(first.take(), [0]);
@@ -288,7 +284,7 @@ async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
     for n in 2..7 {
         calls.push(call(&lanes, n).await);
     }
-    assert!(engine.handed.lock().is_empty(), "whoever comes now is in the one that waits");
+    assert!(engine.offered.lock().is_empty(), "later calls join the batch that waits");
     first_done.send(Ok(vec![0])).unwrap();
     assert_eq!(calls.remove(0).await.unwrap().unwrap(), 0);
     assert_eq!(second.take(), [1, 2, 3, 4], "and no more than allowed");
@@ -302,29 +298,29 @@ async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
 }
 
 #[tokio::test]
-async fn a_batch_that_is_never_taken_fails_whoever_would_be_in_it() {
-    let (engine, lanes) = Late::lanes(two_at_once());
+async fn a_batch_that_is_never_taken_fails_its_calls() {
+    let (engine, lanes) = ManualEngine::lanes(two_at_once());
     let (one, two) = (call(&lanes, 1).await, call(&lanes, 2).await);
-    let (given_up, done) = engine.next().await;
+    let (untaken, done) = engine.next().await;
     done.send(Err(Error::unavailable("engine", "down"))).unwrap();
     for failed in [one, two] {
         assert!(failed.await.unwrap().unwrap_err().is_transient());
     }
     let next = call(&lanes, 3).await;
-    assert!(given_up.take().is_empty(), "and gets nobody else when it is taken after all");
+    assert!(untaken.take().is_empty(), "a failed batch gets no other calls");
     let (batch, done) = engine.next().await;
     assert_eq!(batch.take(), [3]);
     done.send(Ok(vec![3])).unwrap();
-    assert_eq!(next.await.unwrap().unwrap(), 3, "the lane goes on");
+    assert_eq!(next.await.unwrap().unwrap(), 3, "the lane continues");
 }
 
 #[tokio::test]
-async fn a_batch_whose_callers_have_all_gone_is_empty_and_harms_nobody() {
-    let (engine, lanes) = Late::lanes(two_at_once());
-    let gone = call(&lanes, 1).await;
+async fn a_batch_whose_callers_have_all_disconnected_is_empty() {
+    let (engine, lanes) = ManualEngine::lanes(two_at_once());
+    let dropped = call(&lanes, 1).await;
     let (batch, done) = engine.next().await;
-    gone.abort();
-    assert!(gone.await.unwrap_err().is_cancelled());
+    dropped.abort();
+    assert!(dropped.await.unwrap_err().is_cancelled());
     assert!(batch.take().is_empty());
     let next = call(&lanes, 2).await;
     done.send(Ok(Vec::new())).unwrap();
@@ -337,7 +333,7 @@ async fn a_batch_whose_callers_have_all_gone_is_empty_and_harms_nobody() {
 
 #[tokio::test]
 async fn draining_waits_for_a_batch_that_is_not_taken_yet() {
-    let (engine, lanes) = Late::lanes(two_at_once());
+    let (engine, lanes) = ManualEngine::lanes(two_at_once());
     let waiting = call(&lanes, 1).await;
     let (batch, done) = engine.next().await;
     let draining = tokio::spawn({
@@ -352,7 +348,7 @@ async fn draining_waits_for_a_batch_that_is_not_taken_yet() {
     assert_eq!(waiting.await.unwrap().unwrap(), 1);
 }
 
-/// A thread with a runtime of its own, as those that serve HTTP.
+/// A thread with its own runtime, like those that serve HTTP.
 struct OtherThread {
     runtime: Handle,
     end: CancellationToken,
@@ -398,16 +394,16 @@ async fn callers_and_lanes_may_be_on_different_runtimes() {
 }
 
 #[tokio::test]
-async fn callers_whose_runtime_has_ended_keep_no_one_else_waiting() {
-    let bench = Bench::new();
-    let lanes = bench.lanes(settings(1, 16, 16));
-    let gone = OtherThread::start();
-    let theirs = Arc::clone(&lanes);
-    let abandoned = gone.runtime.spawn(async move { theirs.submit("key", 1).await });
-    bench.started.notified().await;
-    drop(gone);
+async fn callers_whose_runtime_has_ended_do_not_block_others() {
+    let engine = GatedEngine::new();
+    let lanes = engine.lanes(settings(1, 16, 16));
+    let ending = OtherThread::start();
+    let their_lanes = Arc::clone(&lanes);
+    let abandoned = ending.runtime.spawn(async move { their_lanes.submit("key", 1).await });
+    engine.started.notified().await;
+    drop(ending);
     assert!(abandoned.await.unwrap_err().is_cancelled());
     let mine = call(&lanes, 2).await;
-    bench.gate.add_permits(2);
+    engine.gate.add_permits(2);
     assert_eq!(mine.await.unwrap().unwrap(), 20);
 }

@@ -1,4 +1,4 @@
-//! A request that is in flight: the row the plans decide on, and what they make of it.
+//! Jobs: the rows that plans decide on, and the changes that engines save.
 
 use weir_core::request::retry::FailureCause;
 use weir_core::request::state::{RequestLease, RequestProgress, RequestStatus};
@@ -6,39 +6,32 @@ use weir_core::{RequestId, Timestamp};
 
 use super::{Failure, Sealed};
 
-/// A request that is to be done, as its job tells it.
+/// The job of an unfinished request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobRow {
-    /// The request.
     pub id: RequestId,
-    /// Which downstream does it.
     pub downstream: String,
-    /// Whether somebody is told when it is final.
     pub has_callback: bool,
-    /// How far it has come.
     pub progress: RequestProgress,
 }
 
-/// A request that somebody names.
+/// What is stored of a request that a report or callback names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestRow {
-    /// It is to be done.
     Job(JobRow),
-    /// It has come to its end, and has no job.
+    /// The request is final and has no job.
     Final(RequestStatus),
 }
 
-/// What came of an attempt, for callers to read.
+/// The result of an attempt as callers see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// What the downstream answered.
     pub result: Option<Sealed>,
-    /// What went wrong.
     pub failure: Option<Failure>,
 }
 
 impl AttemptOutcome {
-    /// Of an attempt without a result: what went wrong, if anything did, in more words than the cause has if there are.
+    /// An attempt without a result. `detail` replaces the message of the cause.
     #[must_use]
     pub fn failed(cause: Option<FailureCause>, detail: Option<String>) -> Self {
         let failure = cause.map(|cause| Failure {
@@ -49,49 +42,45 @@ impl AttemptOutcome {
     }
 }
 
-/// A row that a plan has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobChange {
-    /// The row as it is to be saved. Once its request is final there is no job.
+    /// The row to save. If the request is final, its job is deleted.
     pub row: JobRow,
-    /// Replaces what the record says of the last attempt; without one, that stays.
+    /// Replaces the outcome of the last attempt in the record, if given.
     pub outcome: Option<AttemptOutcome>,
 }
 
 impl JobChange {
-    /// Where the request stands.
     #[must_use]
     pub fn status(&self) -> RequestStatus {
         self.row.progress.status
     }
 
-    /// When the job may be claimed next; `None` when there is no job any more.
+    /// When the job may be claimed next; `None` if the request is final.
     #[must_use]
     pub fn claimable_at(&self) -> Option<Timestamp> {
         let RequestProgress { status, lease, due, .. } = self.row.progress;
         (!status.is_final()).then(|| lease.map_or(due, |lease| lease.until))
     }
 
-    /// Whether a worker has the job.
     #[must_use]
     pub fn is_leased(&self) -> bool {
         self.row.progress.lease.is_some()
     }
 
-    /// Whether the request is a dead letter now.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.status() == RequestStatus::FailedRetryExhausted
     }
 
-    /// Whether a webhook is to be sent: the message belongs into the same commit.
+    /// Whether to enqueue a webhook in the same commit.
     #[must_use]
     pub fn needs_webhook(&self) -> bool {
         self.row.has_callback && self.status().is_final()
     }
 }
 
-/// The progress of a job as its columns tell it. One time says when it may be claimed, whether it is leased or not.
+/// Builds the progress of a job from its columns. `claimable_at` is the end of the lease if the job is leased, else its due time.
 #[must_use]
 pub fn stored_progress(
     status: RequestStatus,
@@ -104,7 +93,7 @@ pub fn stored_progress(
     RequestProgress { status, attempts, due: claimable_at, lease, last_token }
 }
 
-/// What becomes of a dead letter that an operator replays, given the last token of its request.
+/// Returns the progress of a dead letter after a replay, given the last token of its request.
 #[must_use]
 pub fn plan_replay(last_token: u64, now: Timestamp) -> RequestProgress {
     let mut progress = stored_progress(RequestStatus::FailedRetryExhausted, 0, now, false, last_token);

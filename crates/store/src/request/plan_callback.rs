@@ -1,10 +1,10 @@
-//! What becomes of a request whose downstream calls back.
+//! The plan for a downstream's callback.
 
 use weir_core::request::state::TransitionError;
 
 use super::{AttemptOutcome, CallbackOutcome, CallbackReport, JobChange, RequestRow};
 
-/// Takes a callback, given the row of the request it is about: its outcome, and what is to be saved.
+/// Decides a callback on the request's row: the outcome, and the change to save.
 #[must_use]
 pub fn plan_callback(
     report: CallbackReport,

@@ -1,4 +1,4 @@
-//! Which of the jobs that were found a claim gets, and what becomes of those that have no attempt left.
+//! The plan for a claim: which jobs it gets, and which become dead letters because no attempt is left.
 
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::ClaimOutcome;
@@ -6,31 +6,24 @@ use weir_core::{RequestType, TenantId, Timestamp};
 
 use super::{AttemptOutcome, ClaimedJobs, Job, JobChange, JobRow, Sealed};
 
-/// A job that may be claimable, with what its worker needs.
+/// A job that may be claimable, with the data its worker needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRow {
-    /// The job.
     pub job: JobRow,
-    /// Whose it is.
     pub tenant: TenantId,
-    /// What kind of work it is.
     pub request_type: RequestType,
-    /// What it asks for.
     pub payload: Sealed,
-    /// When it was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// What a claim comes to.
 #[derive(Debug, Default)]
 pub struct ClaimPlan {
-    /// What the worker gets, in the order of the rows.
+    /// The claimed jobs, in the order of the rows.
     pub claimed: ClaimedJobs,
-    /// What is to be saved. Rows that are leased or not due stay as they are.
+    /// The changes to save. Rows that are leased or not due are unchanged.
     pub changed: Vec<JobChange>,
 }
 
-/// Claims these jobs, each row once.
 #[must_use]
 pub fn plan_claim(
     rows: impl IntoIterator<Item = ClaimRow>,
@@ -57,7 +50,7 @@ pub fn plan_claim(
                 plan.claimed.exhausted.push(job.id);
                 Some(AttemptOutcome::failed(Some(cause), None))
             }
-            // Another claim has it, or it is not due.
+            // It is leased or not due.
             Err(_refused) => continue,
         };
         plan.changed.push(JobChange { row: job, outcome });

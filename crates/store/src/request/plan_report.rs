@@ -1,4 +1,4 @@
-//! What becomes of requests that workers report on.
+//! The plan for a batch of workers' reports.
 
 use std::collections::HashMap;
 
@@ -8,17 +8,15 @@ use weir_core::{RequestId, Timestamp};
 
 use super::{AttemptOutcome, JobChange, JobReport, RequestRow};
 
-/// What a batch of reports comes to.
 #[derive(Debug, Default)]
 pub struct ReportPlan {
-    /// In the order of the reports: where the request stands now, or why the report changes nothing.
+    /// In the order of the reports: the request's new status, or why the report changes nothing.
     pub outcomes: Vec<Result<RequestStatus, TransitionError>>,
-    /// What is to be saved. A request is in it once: its first report that counts ends the lease.
+    /// The changes to save, at most one per request: the first valid report ends the lease.
     pub changed: Vec<JobChange>,
 }
 
-/// Takes reports in order, given the rows of the requests they are about. One that is not there was never accepted, or was
-/// purged.
+/// Decides reports in order on the rows of their requests. A request without a row was purged or never accepted.
 #[must_use]
 pub fn plan_report(
     batch: Vec<JobReport>,

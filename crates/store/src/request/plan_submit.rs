@@ -1,4 +1,4 @@
-//! What becomes of submissions, given what their keys stand for and what their tenants have sent.
+//! The plan for a batch of submissions, given the entries of their idempotency keys and their tenants' windows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,18 +9,16 @@ use weir_core::{Timestamp, Verdict};
 
 use super::{Submit, SubmitOutcome, SubmitReceipt};
 
-/// What a key stands for: what was submitted under it, and how that request stands. A key whose request was purged stands
-/// for nothing.
+/// The entry of an idempotency key: what was submitted under it, and the present status of that request. A key whose
+/// request was purged has no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdempotencyEntry {
-    /// What was submitted.
     pub record: IdempotencyRecord,
-    /// How its request stands.
     pub receipt: SubmitReceipt,
 }
 
 impl IdempotencyEntry {
-    /// The answer to a submission under this key; `None` when the key has expired, and is free again.
+    /// Returns the outcome of a submission under this key, or `None` if the key has expired and can be used again.
     #[must_use]
     pub fn answer(&self, submit: &Submit, now: Timestamp) -> Option<SubmitOutcome> {
         match decide(Some(&self.record), &submit.fingerprint, now) {
@@ -31,22 +29,18 @@ impl IdempotencyEntry {
     }
 }
 
-/// What keys stand for, by tenant and key.
+/// Entries by tenant and idempotency key.
 pub type IdempotencyEntries<'a> = HashMap<(&'a str, &'a str), IdempotencyEntry>;
 
-/// A submission that becomes a request: the rows to be written.
+/// An accepted submission: the rows to insert.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
-    /// The submission.
     pub submit: &'a Submit,
-    /// The progress of its job.
     pub progress: RequestProgress,
-    /// What its key stands for from now on.
     pub record: IdempotencyRecord,
 }
 
 impl<'a> NewRequest<'a> {
-    /// Accepts a submission.
     #[must_use]
     pub fn accept(submit: &'a Submit, now: Timestamp) -> Self {
         let mut progress = RequestProgress::accepted(now);
@@ -56,26 +50,23 @@ impl<'a> NewRequest<'a> {
         Self { submit, progress, record: IdempotencyRecord::new(submit.fingerprint, submit.id, now) }
     }
 
-    /// What the submitter is told.
     #[must_use]
     pub fn receipt(&self) -> SubmitReceipt {
         SubmitReceipt { id: self.submit.id, status: self.progress.status, accepted_at: self.progress.due }
     }
 }
 
-/// What a batch of submissions comes to.
 #[derive(Debug, Default)]
 pub struct SubmitPlan<'a> {
-    /// In the order of the submissions.
     pub outcomes: Vec<SubmitOutcome>,
-    /// Those that were accepted, in the same order.
+    /// The accepted submissions, in order.
     pub accepted: Vec<NewRequest<'a>>,
-    /// The windows that are to be saved, by tenant.
+    /// The windows to save, by tenant.
     pub windows: Vec<(&'a str, Quota)>,
 }
 
-/// Takes submissions in order. `keys` is what their keys stand for, `windows` what each of their tenants has sent, or `None`
-/// where tenants have no limit; both are brought up to date, for a batch that is planned in parts.
+/// Decides submissions in order. `keys` has the entries of their idempotency keys, `windows` their tenants' windows, or
+/// `None` if tenants have no limit. Both are updated, so that a batch can be planned in parts.
 #[must_use]
 pub fn plan_submit<'a>(
     batch: impl IntoIterator<Item = &'a Submit>,
@@ -85,7 +76,7 @@ pub fn plan_submit<'a>(
 ) -> SubmitPlan<'a> {
     let mut plan = SubmitPlan::default();
     let mut changed = HashSet::new();
-    // The clock has stepped back since these began: they are saved whatever is decided.
+    // Windows that began before the clock was set back are corrected and saved, whatever is decided.
     for (tenant, window) in windows.iter_mut().flat_map(|windows| windows.iter_mut()) {
         if window.clamp_window_start(now) {
             changed.insert(*tenant);

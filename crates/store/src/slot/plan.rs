@@ -1,8 +1,8 @@
-//! The plan for a batch of events, which both SQL engines carry out: they load and lock windows when the plan asks for
-//! them, and save what it says.
+//! The plan for a batch of events, which both SQL engines execute: they load and lock the windows that it asks for and
+//! save the slots and counters it returns.
 //!
-//! Events are placed as if they came one after the other. An event that needs to know of more windows stays behind, and no
-//! later one gets a place that it might still want.
+//! The result is as if events were placed one after the other. If an event needs windows that are not loaded yet, it is
+//! deferred, and later events cannot take a window that it might still get.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,55 +11,50 @@ use weir_core::{ConfigName, EventId, Timestamp};
 
 use super::{Assign, AssignOutcome, Slot};
 
-/// A batch on its way.
+/// The state of a batch while its events are being placed.
 #[derive(Debug)]
 pub struct AssignPlan<'a> {
     batch: &'a [Assign],
     existing: HashMap<EventId, Slot>,
     configs: HashMap<&'a ConfigName, Windows>,
-    /// Where in the batch the events are that still need a slot.
+    /// Indices in the batch of the events that still need a slot.
     open: Vec<usize>,
-    /// By their places in the batch.
+    /// New slots by index in the batch.
     placed: BTreeMap<usize, Slot>,
 }
 
-/// What has to happen next.
+/// What the engine has to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PlanStep<'a> {
-    /// Windows have to be looked at, with [`AssignPlan::windows`] told of them; then the plan goes on.
+    /// Load these windows into [`AssignPlan::windows`] and call [`AssignPlan::place`] again.
     Load(Vec<WindowQuery<'a>>),
-    /// Others hold the windows that are left within the headroom.
+    /// The remaining windows within the headroom are locked by other transactions.
     WindowsLocked,
     /// Every event has its outcome.
     Done,
 }
 
-/// Windows that have to be looked at.
+/// The windows of a config to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowQuery<'a> {
-    /// Whose.
     pub config: &'a ConfigName,
-    /// The first of them.
+    /// The first window.
     pub from: Timestamp,
-    /// For how many events.
+    /// How many events have to be placed.
     pub events: u32,
 }
 
-/// A window's counter as it has to be saved.
+/// A window's counter to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowCounter<'a> {
-    /// Whose.
     pub config: &'a ConfigName,
-    /// The start of the window.
     pub start: Timestamp,
-    /// Its events.
     pub count: u32,
-    /// Whether it has room for more.
     pub status: WindowStatus,
 }
 
 impl<'a> AssignPlan<'a> {
-    /// A plan for a batch, of whose events some have slots, and of whose configs these are active.
+    /// `existing` has the slots that events of the batch already have, `paces` the active configs.
     #[must_use]
     pub fn new(
         batch: &'a [Assign],
@@ -69,25 +64,25 @@ impl<'a> AssignPlan<'a> {
     ) -> Self {
         let existing: HashMap<_, _> = existing.into_iter().map(|slot| (slot.event.clone(), slot)).collect();
         let (mut configs, mut open, mut seen) = (HashMap::new(), Vec::new(), HashSet::new());
-        for (place, Assign { event, config, .. }) in batch.iter().enumerate() {
+        for (index, Assign { event, config, .. }) in batch.iter().enumerate() {
             if let Some(pace) = paces.get(config)
                 && !existing.contains_key(event)
                 && seen.insert(event)
             {
                 configs.entry(config).or_insert_with(|| Windows::new(*pace, headroom));
-                open.push(place);
+                open.push(index);
             }
         }
         Self { batch, existing, configs, open, placed: BTreeMap::new() }
     }
 
-    /// Places events as far as windows are known; `random` decides on their times.
+    /// Places events as far as their windows are loaded. `random` selects the time within a window.
     pub fn place(&mut self, mut random: impl FnMut() -> u64) -> PlanStep<'a> {
-        let mut needs: BTreeMap<(&ConfigName, Timestamp), u32> = BTreeMap::new();
-        // The first window of each config that an event before might want.
+        let mut queries: BTreeMap<(&ConfigName, Timestamp), u32> = BTreeMap::new();
+        // The first window of each config that a deferred event might get.
         let mut limits: HashMap<&ConfigName, Timestamp> = HashMap::new();
-        for place in std::mem::take(&mut self.open) {
-            let Assign { event, config, requested } = &self.batch[place];
+        for index in std::mem::take(&mut self.open) {
+            let Assign { event, config, requested } = &self.batch[index];
             let Some(windows) = self.configs.get_mut(config) else { continue };
             let limit = limits.get(config).copied();
             match windows.find(*requested) {
@@ -100,13 +95,13 @@ impl<'a> AssignPlan<'a> {
                         window_start: found.window_start,
                         scheduled: found.scheduled,
                     };
-                    self.placed.insert(place, slot);
+                    self.placed.insert(index, slot);
                 }
-                Ok(_) => self.open.push(place),
+                Ok(_) => self.open.push(index),
                 Err(WindowSearchError::NotLoaded(from)) => {
-                    *needs.entry((config, from)).or_default() += 1;
+                    *queries.entry((config, from)).or_default() += 1;
                     limits.insert(config, limit.map_or(from, |limit| limit.min(from)));
-                    self.open.push(place);
+                    self.open.push(index);
                 }
                 Err(WindowSearchError::Locked) => return PlanStep::WindowsLocked,
                 Err(WindowSearchError::AllFull) => {}
@@ -115,11 +110,11 @@ impl<'a> AssignPlan<'a> {
         if self.open.is_empty() {
             return PlanStep::Done;
         }
-        let need = |((config, from), events)| WindowQuery { config, from, events };
-        PlanStep::Load(needs.into_iter().map(need).collect())
+        let query = |((config, from), events)| WindowQuery { config, from, events };
+        PlanStep::Load(queries.into_iter().map(query).collect())
     }
 
-    /// What is known of a config's windows.
+    /// The loaded windows of a config.
     pub fn windows(&mut self, config: &ConfigName) -> Option<&mut Windows> {
         self.configs.get_mut(config)
     }
@@ -129,7 +124,7 @@ impl<'a> AssignPlan<'a> {
         self.placed.values()
     }
 
-    /// The counters that change.
+    /// The counters to save.
     pub fn counters(&self) -> impl Iterator<Item = WindowCounter<'a>> + '_ {
         self.configs.iter().flat_map(|(&config, windows)| {
             windows.changed().map(move |(start, count, status)| WindowCounter {
@@ -141,7 +136,7 @@ impl<'a> AssignPlan<'a> {
         })
     }
 
-    /// The windows behind those that become full. Each has to have a counter, so that the run of full ones has an end.
+    /// The windows after those that become full. Each queries a counter, which marks the end of the run of full windows.
     pub fn follow_ups(&self) -> impl Iterator<Item = (&'a ConfigName, Timestamp)> + '_ {
         let full = self.counters().filter(|counter| counter.status == WindowStatus::Closed);
         full.filter_map(|counter| {
@@ -149,19 +144,19 @@ impl<'a> AssignPlan<'a> {
         })
     }
 
-    /// Takes note that others were faster with these events, which have other slots than planned.
+    /// Replaces planned slots by those that other transactions have inserted for the same events.
     pub fn use_existing(&mut self, slots: impl IntoIterator<Item = Slot>) {
         let theirs: HashMap<_, _> = slots.into_iter().map(|slot| (slot.event.clone(), slot)).collect();
         self.placed.retain(|_, slot| !theirs.contains_key(&slot.event));
         self.existing.extend(theirs);
     }
 
-    /// One outcome for each event, in order.
+    /// Returns one outcome per event, in order.
     #[must_use]
     pub fn outcomes(self) -> Vec<AssignOutcome> {
         let Self { batch, existing, configs, mut placed, .. } = self;
         let mut new: HashMap<&EventId, Slot> = HashMap::new();
-        let outcome = |(place, assign): (usize, &'a Assign)| match placed.remove(&place) {
+        let outcome = |(index, assign): (usize, &'a Assign)| match placed.remove(&index) {
             Some(slot) => {
                 new.insert(&assign.event, slot.clone());
                 AssignOutcome::New(slot)

@@ -1,4 +1,4 @@
-//! What keys have spent, as a table keeps it: one line of numbers, which says by itself under which rule they were spent.
+//! What keys have spent, as tables store it: a line of numbers that includes the rule under which they were spent.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,41 +8,37 @@ use weir_core::tier::{BucketLevel, DAILY, Limit, LimitUsage, MINUTE, Rule, TierL
 
 use super::policy::PolicySpec;
 
-/// What one key has spent, or that it has spent nothing.
+/// A row of the table of usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpentRow {
-    /// The number of what it was spent of.
+    /// The scope of the policy or tier.
     pub scope: u32,
-    /// The key.
     pub key: String,
-    /// What it has spent; none when it is as good as new, and need not be kept.
+    /// `None` if the key has spent nothing: its row is deleted.
     pub record: Option<SpentRecord>,
-    /// When it was written, by the clock of whoever wrote it. None in rows of earlier versions.
+    /// By the clock of the writer. `None` in rows of earlier versions.
     pub saved_at: Option<Timestamp>,
 }
 
-/// What was spent, and under which rule.
+/// The rule and what was spent under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpentRecord {
-    /// Of a policy.
     Limit(Limit, LimitUsage),
-    /// Of a tier.
     Tier(TierLimits, [BucketLevel; 2]),
 }
 
-/// A text that no Weir has written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not what a key has spent")]
+#[error("unreadable usage of a rate limit key in the database: {0:?}")]
 pub struct UnreadableSpent(String);
 
 impl SpentRecord {
-    /// What was spent of a policy; none when that is nothing.
+    /// Returns `None` if nothing was spent.
     #[must_use]
     pub fn of_limit(limit: &Limit, spent: LimitUsage) -> Option<Self> {
         (spent != limit.unspent()).then_some(Self::Limit(*limit, spent))
     }
 
-    /// What was spent of a tier; none when that is nothing.
+    /// Returns `None` if nothing was spent.
     #[must_use]
     pub fn of_tier(rule: &TierRule, spent: [BucketLevel; 2]) -> Option<Self> {
         let (daily, minute) = (&rule[DAILY], &rule[MINUTE]);
@@ -50,7 +46,7 @@ impl SpentRecord {
         (spent != rule.unspent()).then_some(Self::Tier(limits, spent))
     }
 
-    /// The same, moved to an earlier time by as much as the clock has stepped back since it was written.
+    /// Moves the record to an earlier time, by how much the clock has stepped back since it was written.
     #[must_use]
     pub fn moved_earlier(mut self, by: Duration) -> Self {
         match &mut self {
@@ -60,7 +56,6 @@ impl SpentRecord {
         self
     }
 
-    /// As a table keeps it.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::with_capacity(64);
@@ -80,8 +75,6 @@ impl SpentRecord {
         text
     }
 
-    /// From its text.
-    /// Fails when it is none.
     pub fn parse(text: &str) -> Result<Self, UnreadableSpent> {
         Self::read(text).ok_or_else(|| UnreadableSpent(text.to_owned()))
     }
@@ -111,7 +104,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
 
     #[test]
-    fn what_was_spent_reads_back_as_it_was_written() {
+    fn records_read_back_as_they_were_written() {
         let minute = Duration::from_secs(60);
         for limit in [
             Limit::TokenBucket(TokenBucket::new(8, 7, minute).unwrap()),
@@ -134,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn malformed_texts_are_refused() {
         for text in
             ["", "tier", "tier 1 2 3", "tier 1 2 3 4 5 6 7 8", "fixed_window 1 0 1000 1 1", "x 1 1 1 1 1 1"]
         {

@@ -1,4 +1,4 @@
-//! The plan against a model that places events one by one, walking from window to window.
+//! Compares the plan with a model that places events one by one and walks from window to window.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -30,10 +30,10 @@ fn slot(event: &str, config: &str) -> Slot {
     Slot { event, config, requested, window_start: at(0), scheduled: at(7) }
 }
 
-/// Counters as they stand in the tables.
+/// The counters in the tables.
 type Counters = BTreeMap<(ConfigName, Timestamp), u32>;
 
-/// An engine that looks at `most` windows at a time, and adds those that are full as runs.
+/// Acts as an engine that loads `most` open windows at a time, and full ones as runs.
 fn load(windows: &mut Windows, counters: &Counters, need: WindowQuery<'_>, most: usize) {
     let mut start = need.from;
     for _ in 0..most {
@@ -60,15 +60,15 @@ fn place_all(plan: &mut AssignPlan<'_>, counters: &Counters, most: usize) {
             PlanStep::Load(needs) => needs,
             step => return assert_eq!(step, PlanStep::Done),
         };
-        assert!(!needs.is_empty(), "what is not done needs something");
+        assert!(!needs.is_empty(), "an unfinished plan must ask for windows");
         for need in needs {
             load(plan.windows(need.config).unwrap(), counters, need, most);
         }
     }
-    panic!("it does not come to an end");
+    panic!("the plan does not finish");
 }
 
-/// What has to come of a batch: for each event the start of its window and whether it is new, or none for an unknown config.
+/// The expected result: for each event the start of its window and whether the slot is new, or `None` for an unknown config.
 fn model(
     batch: &[Assign],
     existing: &[Slot],
@@ -98,7 +98,7 @@ fn model(
 }
 
 prop_compose! {
-    /// Few events, times and configs, so that they come together; `c` is not configured.
+    /// Few events, times and configs, so that they collide; `c` is not configured.
     fn batch()(wishes in prop::collection::vec(
         (0_u32..60, prop::sample::select(vec!["a", "a", "a", "b", "c"]), -2_i64..8, prop::sample::select(vec![0, 0, 400, 999])), 1..80,
     )) -> Vec<Assign> {
@@ -147,7 +147,7 @@ proptest! {
                 AssignOutcome::Existing(slot) => Some((slot.window_start, false)),
                 AssignOutcome::UnknownConfig => None,
                 AssignOutcome::Exhausted => panic!("no window is held"),
-                AssignOutcome::Recounting(_) => panic!("no plan is about a config that is being counted"),
+                AssignOutcome::Recounting(_) => panic!("plans never contain a config that is being recounted"),
             };
             prop_assert_eq!(found, *expected);
         }
@@ -155,12 +155,12 @@ proptest! {
             AssignOutcome::New(slot) => Some(slot),
             _ => None,
         });
-        prop_assert_eq!(new, answered.collect::<Vec<_>>(), "what is saved is what is answered");
+        prop_assert_eq!(new, answered.collect::<Vec<_>>(), "saved slots are the returned ones");
     }
 }
 
 #[test]
-fn events_that_others_were_faster_with_have_their_slots() {
+fn slots_inserted_by_other_transactions_replace_planned_ones() {
     let pace = Pace::new(9, Duration::from_millis(WINDOW_MS)).unwrap();
     let batch = [wish("e", "a", 0), wish("f", "a", 0), wish("e", "a", 0)];
     let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 100);
@@ -173,7 +173,7 @@ fn events_that_others_were_faster_with_have_their_slots() {
 }
 
 #[test]
-fn windows_that_others_hold_are_said_and_nothing_is_refused() {
+fn locked_windows_are_reported_and_no_event_is_refused() {
     let pace = Pace::new(1, Duration::from_millis(WINDOW_MS)).unwrap();
     let batch = [wish("e", "a", 0), wish("f", "a", 0)];
     let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 1);
