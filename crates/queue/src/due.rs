@@ -1,4 +1,4 @@
-//! Slots whose time has come: the seam through which a dispatcher takes them, and the event it publishes for each.
+//! Due slots: the interface through which a dispatcher claims them, and the event it publishes for each.
 
 use std::time::Duration;
 
@@ -10,52 +10,50 @@ use weir_store::slot::Slot;
 
 use crate::{ClaimReceipt, rfc3339};
 
-/// What the lease of the dispatcher stands under, beside those of topics. No topic has a space in its name.
+/// The name of the dispatcher's lease in the table of topic leases. No topic has a space in its name.
 pub const DUE_LEASE: &str = "slots due";
 
-/// Slots that are due, handed out to one dispatcher.
+/// Due slots, leased to one dispatcher.
 #[derive(Clone, Debug, Default)]
 pub struct DueSlots {
-    /// In order of time.
     pub slots: Vec<Slot>,
-    /// Noted as due, but given back since: nothing to publish.
+    /// Slots that were recorded as due and have been released since: not to be published.
     pub released: Vec<(Timestamp, EventId)>,
-    /// What [`DueStore::settle_due`] needs to know them by.
+    /// Passed back to [`DueStore::settle_due`].
     pub receipt: ClaimReceipt,
-    /// With nothing due: how long until something will be, if something is noted.
+    /// If nothing is due: the time until the next recorded slot is.
     pub next_due_in: Option<Duration>,
 }
 
 impl DueSlots {
-    /// Whether there is nothing to settle.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty() && self.released.is_empty()
     }
 }
 
-/// What became of the slots of a [`DueSlots`].
+/// What the dispatcher has done with [`DueSlots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DispatchOutcome<'a> {
-    /// So many of them, from the first on, are with a broker. The rest is handed out again.
+    /// The first slots, this many, are with a broker. The rest are claimed again.
     Published(usize),
-    /// All of them go on this topic of the store's own queue, in the commit that settles them.
+    /// All slots are enqueued on this topic of the store's own queue, in the commit that settles them.
     Enqueue(&'a str),
 }
 
-/// Where slots that are to be dispatched are noted.
+/// The record of slots to dispatch.
 #[async_trait]
 pub trait DueStore: Send + Sync + 'static {
-    /// Notes slots whose time is still to come, a page at a time in order of id: those assigned while nothing was
-    /// dispatched. Returns where the next page begins; `None` after the last one.
+    /// Records future slots that were assigned while dispatching was off, a page at a time in order of id. Returns where the
+    /// next page begins, or `None` after the last one.
     async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>>;
-    /// Hands out up to `max` slots whose time has come, in order of time. Until they are settled or `lease` has
-    /// passed nobody else gets any, so that order is kept.
+    /// Claims up to `max` due slots in order of time. Until they are settled or `lease` has passed, no other dispatcher gets
+    /// any, which keeps the order.
     async fn claim_due(&self, max: usize, lease: Duration) -> Result<DueSlots>;
-    /// Settles what was taken, in one commit. False when the lease had run out: then nothing was done.
+    /// Settles claimed slots in one commit. Returns `false`, having done nothing, if the lease had expired.
     async fn settle_due(&self, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> Result<bool>;
-    /// Returns when something may be due sooner than was known: at once when this process has assigned something
-    /// since the last call, at the latest after `at_most`.
+    /// Returns when a slot may be due earlier than known before: at once if this process assigned slots since the last call,
+    /// and after `at_most` at the latest.
     async fn wait_due(&self, at_most: Duration);
 }
 
@@ -89,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_due_slot_is_told_as_it_was_answered() {
+    fn the_event_of_a_due_slot_has_the_fields_of_the_response() {
         let at = Timestamp::from_seconds;
         let slot = Slot {
             event: EventId::parse("e \"1\"").unwrap(),

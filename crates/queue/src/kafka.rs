@@ -1,10 +1,9 @@
-//! Kafka, through librdkafka: a publisher that waits for the brokers' word, and a source that is a consumer group.
+//! Kafka through librdkafka: a publisher that waits for confirmations, and a source that is a member of a consumer group.
 //!
-//! A [`KafkaPublisher`] says of each event whether it is there, certainly not there, or unknown; while no broker
-//! answers it refuses at once, and it recovers by itself. A [`KafkaSource`] hands out the messages of one topic in
-//! order of each partition and commits offsets only behind what was settled, so a crash repeats and never loses.
-//! [`ensure_topics`] makes the topics where the brokers allow it. Connections are plain: neither TLS nor SASL is
-//! compiled in.
+//! A [`KafkaPublisher`] reports each event as confirmed, failed or unknown. While no broker answers, it fails at once, and
+//! it recovers by itself. A [`KafkaSource`] delivers the messages of one topic in the order of each partition and commits
+//! only offsets of settled messages, so a crash repeats messages and never loses any. [`ensure_topics`] creates topics
+//! if the brokers allow it. Connections are plain: neither TLS nor SASL is compiled in.
 
 mod batch;
 mod brokers;
@@ -25,19 +24,18 @@ pub use self::publisher::{KafkaPublisher, PublisherSettings};
 pub use self::source::{KafkaSource, SourceSettings};
 pub use self::topics::{TopicSettings, ensure_topics};
 
-/// Its name in errors and health checks.
+/// The engine's name in errors and health checks.
 pub const ENGINE: &str = "kafka";
 
-/// The largest event: a message of the largest body the API takes, written as JSON at its worst.
+/// The largest event: the largest body that the API accepts, escaped as JSON in the worst way.
 const EVENT_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The topic of the dead letters of a topic.
 #[must_use]
 pub fn dead_letter_topic(topic: &str) -> String {
     format!("{topic}.dlq")
 }
 
-/// What every client of ours has in common.
+/// The configuration that all clients share.
 fn client_config(brokers: &Brokers) -> ClientConfig {
     let mut config = ClientConfig::new();
     config
@@ -45,7 +43,7 @@ fn client_config(brokers: &Brokers) -> ClientConfig {
         .set("client.id", "weir")
         .set("socket.nagle.disable", "true")
         .set("socket.keepalive.enable", "true")
-        // A broker that swallows packets is given up soon, one that comes back is noticed soon.
+        // Short timeouts, to give up a broker that drops packets and to reconnect when it returns.
         .set("socket.connection.setup.timeout.ms", "2000")
         .set("reconnect.backoff.ms", "50")
         .set("reconnect.backoff.max.ms", "500")
@@ -53,7 +51,7 @@ fn client_config(brokers: &Brokers) -> ClientConfig {
     config
 }
 
-/// Whether trying again can mend what Kafka said.
+/// Classifies an error of Kafka by whether a retry can help.
 fn error(error: KafkaError) -> Error {
     use RDKafkaErrorCode as Code;
     match error.rdkafka_error_code() {

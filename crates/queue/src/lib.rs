@@ -1,10 +1,10 @@
-//! The seam of queues, and the events that travel on them.
+//! The interfaces of queues, and the events on them.
 //!
-//! A queue delivers at least once and keeps the order of each key. Messages get in through the transaction that
-//! decided them (that is the engines' own business) or, where they must be confirmed before they count, through a
-//! [`publish::Publisher`]. They get out through a [`MessageSource`]: [`MessageSource::claim`] hands out a batch for a while, and
-//! [`MessageSource::settle`] says what became of each message, in one commit. A [`Queue`] is a source that also keeps dead
-//! letters and books for operators. The queues that are tables live with their stores; [`kafka`] is here.
+//! A queue delivers at least once and keeps the order of each key. Messages are enqueued by engines, in the transaction
+//! that decided them, or published with confirmation through a [`publish::Publisher`]. Consumers use a [`MessageSource`]:
+//! [`MessageSource::claim`] leases a batch, and [`MessageSource::settle`] reports the fate of each message in one commit. A
+//! [`Queue`] also has dead letters and counters for operators. Queues in tables are in the engines' crates; [`kafka`] is
+//! here.
 
 pub mod due;
 pub mod kafka;
@@ -19,71 +19,67 @@ use async_trait::async_trait;
 use weir_core::Timestamp;
 use weir_store::Result;
 
-/// Where a message stands in its topic. Shards keep keys apart; within one, messages are in order of `id`.
+/// A message's position in its topic. All messages of a key are in one shard, ordered by `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// The shard of the message's key.
     pub shard: u16,
-    /// Its place in the shard.
     pub id: i64,
 }
 
-/// One message, as it was enqueued.
+/// One message of a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where it stands.
     pub position: Position,
-    /// Whose order it keeps.
+    /// Messages with the same key are delivered in order.
     pub key: String,
-    /// What it says.
     pub payload: Vec<u8>,
-    /// How often it was put back before.
+    /// How many attempts to deliver it have failed.
     pub attempts: u32,
 }
 
-/// Some messages of a topic, handed out until `visibility` has passed.
+/// Messages of a topic, leased until `visibility` has passed.
 #[derive(Debug, Default)]
 pub struct MessageClaim {
     /// In order for each key.
     pub messages: Vec<Message>,
-    /// What [`MessageSource::settle`] needs to know them by.
+    /// Passed back to [`MessageSource::settle`].
     pub receipt: ClaimReceipt,
 }
 
-/// The leases behind a [`MessageClaim`]. A lease that has run out settles nothing.
+/// The leases of a [`MessageClaim`]. An expired lease settles nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimReceipt {
-    /// The topic.
     pub topic: String,
-    /// The shards it holds, each with the number of its lease.
+    /// One lease for each shard that has messages in the claim.
     pub leases: Vec<ShardLease>,
 }
 
-/// One shard's lease. Tokens only grow, so an old holder cannot pass for a new one.
+/// A lease of one shard. The token is a fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardLease {
     /// The shard.
     pub shard: u16,
-    /// The number of this lease.
     pub token: i64,
 }
 
-/// What became of the messages of a claim. Those not named stay where they are and are handed out again.
+/// The fates of a claim's messages. Messages that are not listed are delivered again.
 #[derive(Clone, Debug, Default)]
 pub struct Settlement {
-    /// Done for good.
+    /// Delivered.
     pub done: Vec<Position>,
-    /// To be handed out again after a while; later messages of the same key wait behind it.
+    /// Failed, to be retried after a delay; later messages of the same key wait behind.
     pub retry: Vec<(Position, Duration)>,
-    /// Never to be handed out again, and why.
+    /// Dead letters, with the reason.
     pub dead: Vec<(Position, String)>,
-    /// To be handed out again after a while, which costs no attempt; later messages of the same key wait behind it. A worker
-    /// that goes on with such a message has it alone until then, without a lease; see [`Queue::settle_deferred`].
+    /// To be delivered again after a delay, without counting an attempt; later messages of the same key wait behind. Until
+    /// then, no other worker gets the message, so the present one can continue with it without a lease; see
+    /// [`Queue::settle_deferred`].
     pub deferred: Vec<(Position, Duration)>,
 }
 
 impl Settlement {
-    /// All messages that it names.
+    /// All messages listed in the settlement.
     pub fn positions(&self) -> impl Iterator<Item = Position> {
         let delayed = self.retry.iter().chain(&self.deferred).map(|(position, _)| *position);
         self.done.iter().copied().chain(delayed).chain(self.dead.iter().map(|(position, _)| *position))
@@ -93,39 +89,33 @@ impl Settlement {
 /// A message that could not be delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// Its name under `/admin/dlq`.
+    /// The id under `/admin/dlq`.
     pub id: String,
-    /// The topic it was on.
     pub topic: String,
-    /// Whose it was.
     pub key: String,
-    /// What it says.
     pub payload: Vec<u8>,
-    /// Why it is here.
     pub reason: String,
-    /// How often it was tried.
     pub attempts: u32,
-    /// Since when it is here.
     pub died_at: Timestamp,
 }
 
-/// The books of a topic, read in one snapshot. Everything accepted is in exactly one of the other places.
+/// A topic's counters, read in one snapshot. Every accepted message is counted in exactly one of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueAudit {
     /// Messages ever enqueued.
     pub accepted: u64,
-    /// Messages ever done.
+    /// Messages ever delivered.
     pub done: u64,
-    /// Dead letters ever thrown away by an operator.
+    /// Dead letters ever discarded by an operator.
     pub discarded: u64,
     /// Dead letters now.
     pub dead: u64,
-    /// Messages waiting or handed out now.
+    /// Messages waiting or leased now.
     pub in_flight: u64,
 }
 
 impl QueueAudit {
-    /// What is missing (positive) or too much (negative); 0 when the books balance.
+    /// Messages that are missing (positive) or extra (negative); 0 if the counters balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
         let found = [self.done, self.discarded, self.dead, self.in_flight];
@@ -133,44 +123,42 @@ impl QueueAudit {
     }
 }
 
-/// How messages get out of a queue: all that a sender needs.
+/// The consumer's side of a queue.
 #[async_trait]
 pub trait MessageSource: Send + Sync + 'static {
-    /// Hands out up to `max` messages for `visibility`. While a key's messages are out, no other claim gets any of
-    /// that key.
+    /// Leases up to `max` messages for `visibility`. While messages of a key are leased, no other claim gets any of that
+    /// key.
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim>;
-    /// Settles a claim and gives up its leases, in one commit. False when a lease had run out: then the messages of
-    /// that lease are left to whoever holds it now.
+    /// Settles a claim and releases its leases in one commit. Returns `false` if a lease had expired; the messages of that
+    /// lease are unchanged.
     async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool>;
-    /// Returns when there may be something to claim: at once when this process enqueued something since the last
-    /// call, at the latest after `at_most`.
+    /// Returns when there may be messages to claim: at once if this process enqueued some since the last call, and after
+    /// `at_most` at the latest.
     async fn wait(&self, topic: &str, at_most: Duration);
-    /// Lets others have what this one would still take. Nothing is claimed after it.
+    /// Leaves the remaining messages to other consumers. Nothing can be claimed afterwards.
     async fn close(&self) {}
 }
 
-/// A queue of topics that keeps its dead letters and its books, for operators.
+/// A queue with dead letters and counters for operators.
 #[async_trait]
 pub trait Queue: MessageSource {
-    /// Dead letters of all topics in order of id, after the one named `after`, each with no more than the first
-    /// `payload_max` bytes of its payload and as many characters of its reason: payloads may be large, and a list of them
-    /// larger than memory.
+    /// Lists dead letters of all topics in order of id, after `after`. Payloads are cut to `payload_max` bytes and reasons to
+    /// as many characters, since a list of full payloads might not fit into memory.
     async fn dead_letters(
         &self,
         after: Option<&str>,
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>>;
-    /// Settles messages that were put off. It needs no lease of their shards. One that was handed out again meanwhile is
-    /// settled all the same; one that is not there any more, or that another call of this is settling, is passed over.
+    /// Settles deferred messages without a lease of their shards, even if they were leased again meanwhile. Skips messages
+    /// that no longer exist or that another call is settling.
     async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()>;
-    /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.
+    /// Puts a dead letter back at its position and resets its attempts. Returns `false` if there is none with this id.
     async fn replay(&self, id: &str) -> Result<bool>;
-    /// Puts every dead letter back and says how many.
+    /// Puts all dead letters back and returns how many there were.
     async fn replay_all(&self) -> Result<u64>;
-    /// Throws a dead letter away; false when there is none of that id.
+    /// Discards a dead letter. Returns `false` if there is none with this id.
     async fn discard(&self, id: &str) -> Result<bool>;
-    /// Reads the books of a topic.
     async fn audit(&self, topic: &str) -> Result<QueueAudit>;
 }
 
@@ -187,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn books_balance_when_every_message_is_in_one_place() {
+    fn counters_balance_when_every_message_is_counted_once() {
         let books = QueueAudit { accepted: 10, done: 4, discarded: 1, dead: 2, in_flight: 3 };
         assert_eq!(books.difference(), 0);
         assert_eq!(QueueAudit { in_flight: 2, ..books }.difference(), 1, "one is lost");

@@ -1,17 +1,17 @@
-//! Packs: messages that were enqueued together, as the one text that a table keeps of them. Which ids they have, and what
-//! becomes of a pack of which some are done, is the table's business.
+//! Packs: the format of messages that were enqueued together and are stored as one row. Ids and partly settled packs are
+//! left to the engines.
 
-/// The largest pack.
+/// The most messages in a pack.
 pub const MESSAGES_MAX: usize = 1_024;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// A text that no pack was written as.
+/// The bytes of a pack end in the middle of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("queue_pack holds a row that is cut off")]
+#[error("a row of queue_pack is truncated")]
 pub struct TruncatedPack;
 
-/// How many of the messages with these lengths go into the next pack, which is to be no longer than `bytes_max`: one at least.
+/// Returns how many messages with these lengths fit into a pack of `bytes_max`: one at least.
 pub fn count_fitting(lengths: impl Iterator<Item = usize>, bytes_max: usize) -> usize {
     let mut bytes = 0_usize;
     let fits = |length: &usize| {
@@ -21,7 +21,7 @@ pub fn count_fitting(lengths: impl Iterator<Item = usize>, bytes_max: usize) -> 
     lengths.take(MESSAGES_MAX).take_while(fits).count().max(1)
 }
 
-/// Writes messages, each a key and a payload, in order.
+/// Encodes messages, each a key and a payload, in order.
 pub fn write<'a>(messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone) -> Vec<u8> {
     let length = |(key, payload): (&str, &[u8])| 2 * LENGTH_BYTES + key.len() + payload.len();
     let mut text = Vec::with_capacity(messages.clone().into_iter().map(length).sum());
@@ -32,7 +32,7 @@ pub fn write<'a>(messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone
     text
 }
 
-/// The messages of a pack, in order.
+/// Decodes the messages of a pack, in order.
 pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), TruncatedPack>> {
     let mut rest = pack;
     std::iter::from_fn(move || {
@@ -40,20 +40,20 @@ pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), Truncated
             return None;
         }
         let message = (|| Some((str::from_utf8(take(&mut rest)?).ok()?, take(&mut rest)?)))();
-        // Nothing can be said of what comes after a fault.
+        // Nothing after a truncated message can be decoded.
         message.is_none().then(|| rest = &[]);
         Some(message.ok_or(TruncatedPack))
     })
 }
 
-/// A length of [`LENGTH_BYTES`], little-endian, and so many bytes.
+/// Appends the length of `part` in [`LENGTH_BYTES`], little-endian, and its bytes.
 fn put(text: &mut Vec<u8>, part: &[u8]) {
     let length = u32::try_from(part.len()).expect("a message is short");
     text.extend_from_slice(&length.to_le_bytes());
     text.extend_from_slice(part);
 }
 
-/// What [`put`] wrote; none when it is cut off.
+/// Takes what [`put`] has appended, or `None` if it is truncated.
 fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, after) = rest.split_first_chunk()?;
     let (part, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_pack_is_a_fault_and_not_a_wrong_message() {
+    fn a_truncated_pack_is_an_error_and_not_a_wrong_message() {
         for cut in [
             &b"\x01"[..],
             b"\x01\0\0\0",

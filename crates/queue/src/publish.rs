@@ -1,4 +1,4 @@
-//! The seam of publishing: events go out in batches, and each comes back with its fate.
+//! Publishing: events are sent in batches, and each gets an outcome.
 
 use async_trait::async_trait;
 use weir_store::quota::{AcceptedMessage, EnqueueOutcome, TOPIC};
@@ -6,55 +6,50 @@ use weir_store::{Error, Result};
 
 use crate::sms;
 
-/// Something to be published.
+/// An event to publish.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutgoingEvent {
-    /// Whose order it keeps. Empty: nobody's.
+    /// Events with the same key are kept in order. Empty: no order.
     pub key: Vec<u8>,
-    /// What it says.
     pub payload: Vec<u8>,
-    /// What is said about it.
     pub headers: Vec<(&'static str, String)>,
 }
 
 impl OutgoingEvent {
-    /// An event without headers. A `String` as the key is taken over, not copied.
+    /// An event without headers. A `String` as the key is moved, not copied.
     #[must_use]
     pub fn new(key: impl Into<Vec<u8>>, payload: Vec<u8>) -> Self {
         Self { key: key.into(), payload, headers: Vec::new() }
     }
 }
 
-/// What became of an event.
 #[derive(Clone, Debug)]
 pub enum PublishOutcome {
-    /// It is there, on as many brokers as the topic asks for.
+    /// The event is in the topic, on as many brokers as the topic requires.
     Confirmed,
-    /// It is certainly not there and will not be.
+    /// The event is not in the topic and will not be.
     Failed(Error),
-    /// It may or may not be there, now or in a moment.
+    /// The event may or may not be in the topic, now or later.
     Unknown(Error),
 }
 
 impl PublishOutcome {
-    /// Whether the event is certainly there.
     #[must_use]
     pub const fn is_confirmed(&self) -> bool {
         matches!(self, Self::Confirmed)
     }
 }
 
-/// Where events are published.
 #[async_trait]
 pub trait Publisher: Send + Sync + 'static {
-    /// Publishes a batch together, keeps the order of each key, and answers with one fate for each event, in the
-    /// order of the events and within a bounded time. Dropping the future takes nothing back.
+    /// Publishes a batch, keeping the order of each key, and returns one outcome per event, in order and within a bounded
+    /// time. Dropping the future does not stop the publishing.
     async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome>;
-    /// Makes sure that somebody answers, within a bounded time.
+    /// Fails if no broker answers within a bounded time.
     async fn ping(&self) -> Result<()>;
 }
 
-/// Publishes accepted messages as events of their topic, and says of each whether it is on its way.
+/// Publishes accepted messages on their topic and returns one outcome per message.
 pub async fn publish_accepted(
     publisher: &dyn Publisher,
     accepted: &[AcceptedMessage<'_>],
@@ -63,19 +58,19 @@ pub async fn publish_accepted(
         .iter()
         .map(|message| OutgoingEvent::new(message.user.as_str(), sms::encode(message)))
         .collect();
-    let fates = publisher.publish(TOPIC, events).await;
-    fates
+    let outcomes = publisher.publish(TOPIC, events).await;
+    outcomes
         .into_iter()
-        .map(|fate| match fate {
+        .map(|outcome| match outcome {
             PublishOutcome::Confirmed => EnqueueOutcome::Enqueued,
-            PublishOutcome::Failed(error) => tell(&error, EnqueueOutcome::Failed),
-            PublishOutcome::Unknown(error) => tell(&error, EnqueueOutcome::Unknown),
+            PublishOutcome::Failed(error) => log_unconfirmed(&error, EnqueueOutcome::Failed),
+            PublishOutcome::Unknown(error) => log_unconfirmed(&error, EnqueueOutcome::Unknown),
         })
         .collect()
 }
 
-/// The caller is told what became of its message; why is for the log.
-fn tell(error: &Error, queued: EnqueueOutcome) -> EnqueueOutcome {
-    tracing::debug!(target: "weir::kafka", error = %error.with_causes(), ?queued, "a message was not confirmed");
-    queued
+/// Logs why a message was not confirmed; the caller gets only the outcome.
+fn log_unconfirmed(error: &Error, outcome: EnqueueOutcome) -> EnqueueOutcome {
+    tracing::debug!(target: "weir::kafka", error = %error.with_causes(), ?outcome, "a message was not confirmed");
+    outcome
 }

@@ -8,25 +8,21 @@ use weir_store::quota::AcceptedMessage;
 
 use crate::rfc3339;
 
-/// An accepted message on its way to a phone.
+/// An accepted message to deliver.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SmsEvent<'a> {
-    /// The message's name.
     pub message_id: uuid::Uuid,
-    /// Who sends it.
     #[serde(borrow)]
     pub user_id: Cow<'a, str>,
-    /// What to deliver.
     #[serde(borrow)]
     pub message: Cow<'a, str>,
-    /// When it was accepted.
     pub accepted_at: Rfc3339,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Outgoing<'a> {
+struct SmsEventFields<'a> {
     message_id: &'a uuid::Uuid,
     user_id: &'a str,
     message: &'a str,
@@ -36,20 +32,19 @@ struct Outgoing<'a> {
 /// The event's JSON.
 #[must_use]
 pub fn encode(accepted: &AcceptedMessage<'_>) -> Vec<u8> {
-    let event = Outgoing {
+    let event = SmsEventFields {
         message_id: accepted.message_id.as_uuid(),
         user_id: accepted.user.as_str(),
         message: accepted.message,
         accepted_at: rfc3339(accepted.at),
     };
-    // Room for the event's own text, so that writing it allocates once.
+    // Large enough for the field names, so that writing the event allocates once.
     let mut json = Vec::with_capacity(128 + accepted.user.as_str().len() + accepted.message.len());
     serde_json::to_writer(&mut json, &event).expect("strings and numbers always become JSON");
     json
 }
 
-/// Reads an event back.
-/// Fails when the payload is not an event: what an operator finds in the dead letter.
+/// Parses an event. The error is the reason that operators see in the dead letter.
 pub fn decode(payload: &[u8]) -> Result<SmsEvent<'_>, serde_json::Error> {
     serde_json::from_slice(payload)
 }
@@ -77,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_event_says_why() {
+    fn malformed_events_are_refused_with_the_reason() {
         for bad in [&b""[..], b"nonsense", b"{}", br#"{"messageId":"x"}"#, b"[]", b"\xff"] {
             assert!(decode(bad).is_err());
         }

@@ -1,4 +1,4 @@
-//! A `kafka://` address: one or more brokers to begin with.
+//! A `kafka://` address with one or more brokers.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -7,33 +7,29 @@ use std::str::FromStr;
 const SCHEME: &str = "kafka://";
 const PORT: u16 = 9092;
 
-/// The brokers to ask first; they name the others.
+/// The brokers to connect to first; they name the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brokers(Vec<String>);
 
-/// Why an address was refused. Never contains the whole address, which could hold a password.
+/// Why an address was refused. Never contains the whole address, which may include a password.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokersError {
-    /// Not the scheme.
     #[error("is not a kafka://host:port[,host:port] address")]
     Scheme,
-    /// A password in it.
     #[error(
         "names a user; allowed is kafka://host:port[,host:port], since brokers are spoken to without credentials"
     )]
     User,
-    /// Something behind the brokers.
     #[error(
         "has something behind the brokers; allowed is kafka://host:port[,host:port], without a path or parameters"
     )]
     Rest,
-    /// One of the brokers is no host and port.
     #[error("has the broker {0:?}; allowed are host, host:port and [IPv6 address]:port, separated by commas")]
     Broker(String),
 }
 
 impl Brokers {
-    /// As librdkafka takes them.
+    /// The format of librdkafka.
     #[must_use]
     pub fn bootstrap_servers(&self) -> String {
         self.0.join(",")
@@ -81,7 +77,7 @@ fn broker(text: &str) -> Option<String> {
     };
     let port = match port {
         None => PORT,
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         Some(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => digits.parse().ok()?,
         Some(_) => return None,
     };
@@ -104,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_broker_is_refused_with_what_is_allowed() {
+    fn malformed_addresses_are_refused_with_the_allowed_form() {
         let refused = |text: &str| text.parse::<Brokers>().unwrap_err();
         for text in ["", "localhost:9092", "redis://a", "kafka:a", "http://a"] {
             assert_eq!(refused(text), BrokersError::Scheme, "{text}");

@@ -1,20 +1,19 @@
-//! The messages a source holds: fetched and waiting, or out in a claim. No Kafka here, and no clock.
+//! The messages of a source that are fetched and waiting, or claimed. Uses neither Kafka nor a clock.
 //!
-//! A partition gets a new generation whenever it is assigned and whenever it is claimed: an old receipt settles
-//! nothing. Within a partition, what is settled is a beginning: the first message that is neither done nor dead, and
-//! everything of its partition behind it, goes back to the front and is handed out again.
+//! A partition gets a new generation whenever it is assigned or claimed, so an old receipt settles nothing. Offsets can
+//! only be committed in order: the first message that is neither done nor dead, and all messages of its partition after
+//! it, go back to the front of the queue and are delivered again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::{ClaimReceipt, Message, MessageClaim, Position, Settlement, ShardLease};
 
-/// What is held for one topic.
+/// The messages in flight of one topic.
 #[derive(Debug)]
 pub(super) struct InFlight {
     topic: String,
     partitions: BTreeMap<u16, Partition>,
-    /// In order for each partition.
     waiting: VecDeque<Entry>,
     out: Option<Out>,
     generation: i64,
@@ -22,7 +21,7 @@ pub(super) struct InFlight {
     limits: Limits,
 }
 
-/// How much is held at most; one fetch may go beyond it.
+/// The most that is in flight. One fetch may exceed it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) messages_max: usize,
@@ -32,13 +31,13 @@ pub(super) struct Limits {
 #[derive(Debug)]
 struct Partition {
     generation: i64,
-    /// The offset to be committed, when that is not confirmed yet.
+    /// The offset to commit, until the commit is confirmed.
     uncommitted: Option<i64>,
-    /// Nothing is handed out before.
+    /// No message may be claimed before this time.
     held_until: Option<Instant>,
 }
 
-/// One message, and its key as it was.
+/// One message with the original bytes of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) message: Message,
@@ -52,7 +51,7 @@ struct Out {
     until: Instant,
 }
 
-/// A message to be published before its offset may be committed.
+/// A dead letter that must be published before its offset may be committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeadMessage {
     pub(super) entry: Entry,
@@ -82,7 +81,7 @@ impl InFlight {
         }
     }
 
-    /// Takes partitions on, from what is committed of them.
+    /// Adds assigned partitions. Messages are fetched from the committed offset on.
     pub(super) fn assign(&mut self, partitions: impl IntoIterator<Item = u16>) {
         for partition in partitions {
             self.forget(partition);
@@ -92,7 +91,7 @@ impl InFlight {
         }
     }
 
-    /// Gives partitions up, and what is held of them.
+    /// Removes partitions and their messages.
     pub(super) fn revoke(&mut self, partitions: impl IntoIterator<Item = u16>) {
         for partition in partitions {
             self.forget(partition);
@@ -105,18 +104,18 @@ impl InFlight {
         if let Some(out) = &mut self.out {
             out.entries.retain(|entry| entry.partition() != partition);
         }
-        // Nothing is out any more, so nobody has to be waited for.
+        // A claim without messages need not be settled.
         self.out.take_if(|out| out.entries.is_empty());
         self.count_bytes();
     }
 
-    /// Whether a claim that has not run out has messages of these partitions.
+    /// Whether an unexpired claim has messages of these partitions.
     pub(super) fn is_out(&self, partitions: &[u16], now: Instant) -> bool {
         let out = self.out.as_ref().filter(|out| out.until > now);
         out.is_some_and(|out| out.entries.iter().any(|entry| partitions.contains(&entry.partition())))
     }
 
-    /// Puts fetched messages behind those that wait. What is of no partition of ours came too late.
+    /// Appends fetched messages. Messages of partitions that are no longer assigned are dropped.
     pub(super) fn put(&mut self, entries: impl IntoIterator<Item = Entry>) {
         for entry in entries {
             if self.partitions.contains_key(&entry.partition()) {
@@ -126,13 +125,13 @@ impl InFlight {
         }
     }
 
-    /// Whether no more should be fetched.
+    /// Whether to stop fetching.
     pub(super) fn is_full(&self) -> bool {
         let out = self.out.as_ref().map_or(0, |out| out.entries.len());
         self.waiting.len() + out >= self.limits.messages_max || self.bytes >= self.limits.bytes_max
     }
 
-    /// When there is something to claim: `Some(now)` for at once, `None` for not before more is fetched.
+    /// When there will be messages to claim: `Some(now)` for at once, `None` if more must be fetched or settled first.
     pub(super) fn ready_at(&self, now: Instant) -> Option<Instant> {
         if let Some(out) = &self.out
             && out.until > now
@@ -147,7 +146,7 @@ impl InFlight {
         self.partitions.get(&entry.partition()).and_then(|partition| partition.held_until)
     }
 
-    /// Hands out what waits, unless something is out already.
+    /// Claims waiting messages, unless another claim is unsettled.
     pub(super) fn claim(&mut self, max: usize, now: Instant, until: Instant) -> MessageClaim {
         if let Some(out) = self.out.take_if(|out| out.until <= now) {
             self.put_back(out.entries);
@@ -180,14 +179,14 @@ impl InFlight {
         Some(ShardLease { shard, token: self.generation })
     }
 
-    /// Whether a lease is still what it was when it was given.
+    /// Whether a lease is still valid.
     fn holds(&self, lease: &ShardLease) -> bool {
         let partition = self.partitions.get(&lease.shard);
         partition.is_some_and(|partition| partition.generation == lease.token)
     }
 
-    /// The dead among the settled beginnings: to be published before [`InFlight::settle`]. `None` when this is not the
-    /// receipt of what is out.
+    /// Returns the dead letters whose offsets the settlement would commit. They must be published before
+    /// [`InFlight::settle`]. `None` if the receipt is not that of the present claim.
     pub(super) fn dead_messages(
         &self,
         receipt: &ClaimReceipt,
@@ -214,7 +213,7 @@ impl InFlight {
         Some(dead_messages)
     }
 
-    /// Settles what is out; the dead only where they were `published`. False when a lease was lost.
+    /// Settles the claim; dead letters only if they were `published`. Returns `false` if a lease was lost.
     pub(super) fn settle(
         &mut self,
         receipt: &ClaimReceipt,
@@ -278,13 +277,13 @@ impl InFlight {
         self.bytes = self.waiting.iter().chain(out).map(Entry::bytes).sum();
     }
 
-    /// The offsets that are settled and not known to be committed.
+    /// The settled offsets whose commit is not confirmed.
     pub(super) fn uncommitted(&self) -> Vec<(u16, i64)> {
         let partitions = self.partitions.iter();
         partitions.filter_map(|(shard, partition)| Some((*shard, partition.uncommitted?))).collect()
     }
 
-    /// Notes that offsets are committed.
+    /// Records that commits of these offsets were confirmed.
     pub(super) fn committed(&mut self, offsets: &[(u16, i64)]) {
         for (shard, offset) in offsets {
             if let Some(partition) = self.partitions.get_mut(shard) {
@@ -294,14 +293,14 @@ impl InFlight {
     }
 }
 
-/// A settlement, looked up by position.
+/// The fates of messages by position.
 struct Verdicts<'a>(HashMap<Position, Verdict<'a>>);
 
 #[derive(Clone, Copy)]
 enum Verdict<'a> {
     Done,
     Dead(&'a str),
-    /// After a pause, when one was asked for.
+    /// To be delivered again, after a pause if given.
     Again(Option<std::time::Duration>),
 }
 
@@ -311,7 +310,7 @@ impl<'a> Verdicts<'a> {
         let dead = settlement.dead.iter().map(|(position, reason)| (*position, Verdict::Dead(reason)));
         let retry =
             settlement.retry.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
-        // A partition has no place for one message to wait in, so it waits as for a retry.
+        // A single message of a partition cannot wait, so deferring holds back the partition, as a retry does.
         let deferred =
             settlement.deferred.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
         Self(done.chain(dead).chain(retry).chain(deferred).collect())
@@ -345,7 +344,7 @@ mod tests {
         claim.messages.iter().map(|message| (message.position.shard, message.position.id)).collect()
     }
 
-    /// Two partitions with three messages each, offsets with a gap as compaction leaves them.
+    /// Two partitions with three messages each. The offsets have a gap, as compaction leaves.
     fn in_flight() -> InFlight {
         let mut in_flight = InFlight::new("t".to_owned(), LIMITS);
         in_flight.assign([0, 1]);
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn one_claim_is_out_at_a_time_and_what_is_done_does_not_come_again() {
+    fn one_claim_exists_at_a_time_and_settled_messages_are_not_delivered_again() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let claim = in_flight.claim(4, now, now + MINUTE);
         assert_eq!(positions(&claim), [(0, 5), (1, 0), (0, 6), (1, 1)]);
@@ -377,10 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_ends_what_is_settled_of_its_partition_and_of_no_other() {
+    fn a_gap_in_the_settlement_stops_commits_of_its_own_partition_only() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let claim = in_flight.claim(6, now, now + MINUTE);
-        // 6 is missing in partition 0; 9 behind it is done, dead letters behind it are not published.
+        // 6 of partition 0 is not settled: 9 after it is not committed, and its dead letter is not published.
         let settlement = Settlement {
             done: vec![at(0, 5), at(1, 0), at(1, 2)],
             dead: vec![(at(1, 1), "bad".to_owned()), (at(0, 9), "bad".to_owned())],
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_that_is_not_buried_comes_again() {
+    fn a_dead_letter_that_was_not_published_is_delivered_again() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let claim = in_flight.claim(3, now, now + MINUTE);
         let settlement = Settlement {
@@ -408,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_holds_its_partition_back_for_a_while_and_counts() {
+    fn a_retry_delays_its_partition_and_counts_an_attempt() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let claim = in_flight.claim(6, now, now + MINUTE);
         let done = vec![at(1, 0), at(1, 1), at(1, 2)];
@@ -423,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_taken_away_settles_nothing_even_when_it_comes_back() {
+    fn a_revoked_partition_settles_nothing_even_if_it_is_assigned_again() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let claim = in_flight.claim(6, now, now + MINUTE);
         assert!(in_flight.is_out(&[0], now));
@@ -432,12 +431,12 @@ mod tests {
         in_flight.put([entry(0, 5)]);
         let done = claim.messages.iter().map(|message| message.position).collect();
         assert!(!settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
-        assert_eq!(in_flight.uncommitted(), [(1, 3)], "the other partition is settled all the same");
+        assert_eq!(in_flight.uncommitted(), [(1, 3)], "the other partition is settled");
         assert_eq!(positions(&in_flight.claim(6, now, now + MINUTE)), [(0, 5)]);
     }
 
     #[test]
-    fn a_claim_that_lost_all_its_partitions_is_not_waited_for() {
+    fn a_claim_that_lost_all_its_partitions_does_not_block_others() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let late = in_flight.claim(6, now, now + MINUTE);
         in_flight.revoke([0, 1]);
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_ran_out_is_handed_out_again_and_settles_nothing() {
+    fn an_expired_claim_settles_nothing_and_its_messages_are_delivered_again() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         let late = in_flight.claim(2, now, now + MINUTE);
         let later = now + MINUTE;
@@ -473,17 +472,17 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_room_until_something_is_settled() {
+    fn fetching_stops_until_something_is_settled() {
         let (mut in_flight, now) = (in_flight(), Instant::now());
         assert!(!in_flight.is_full());
         in_flight.put((10..14).map(|id| entry(0, id)));
         assert!(in_flight.is_full());
         let claim = in_flight.claim(4, now, now + MINUTE);
-        assert!(in_flight.is_full(), "what is out is held too");
+        assert!(in_flight.is_full(), "claimed messages count, too");
         let done = claim.messages.iter().map(|message| message.position).collect();
         assert!(settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
         assert!(!in_flight.is_full());
         in_flight.put([entry(7, 0)]);
-        assert_eq!(positions(&in_flight.claim(9, now, now + MINUTE)).len(), 6, "not ours, not held");
+        assert_eq!(positions(&in_flight.claim(9, now, now + MINUTE)).len(), 6, "partition 7 is not assigned");
     }
 }

@@ -1,9 +1,9 @@
-//! What librdkafka has to say goes to `tracing`, not to standard error.
+//! Sends librdkafka's log lines to `tracing` instead of standard error.
 
 use rdkafka::config::RDKafkaLogLevel as Level;
 
-/// Logs a line of librdkafka's. It tells of every attempt to connect; that brokers are gone, and back, is told once by
-/// whoever uses the client, so those lines are for debugging.
+/// Logs a line of librdkafka. Lines about connection attempts, of which there are many, get the level debug: publisher and
+/// source log once when brokers become unreachable and when they return.
 pub(super) fn line(level: Level, facility: &str, line: &str) {
     let attempt = matches!(facility, "FAIL" | "ERROR" | "REQTMOUT" | "MAXPOLL");
     match level {

@@ -1,8 +1,8 @@
-//! The publisher: an idempotent producer, a word from the brokers for every event, and a thread that looks after both.
+//! The publisher: an idempotent producer, a confirmation for every event, and a thread that watches the brokers.
 //!
-//! Events of a batch are handed to librdkafka one after another and leave in as few requests as it can make of them.
-//! A batch whose time is up takes back what has not been sent (certainly not there) and calls unknown what has. When
-//! brokers may be gone, the caretaker asks them; while they do not answer, callers are refused at once.
+//! Events of a batch are passed to librdkafka one by one, which sends them in as few requests as possible. When a batch
+//! times out, events that were not sent are purged and have failed; those that were sent are unknown. If brokers may be
+//! unreachable, the watcher thread probes them, and while they do not answer, batches fail at once.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,22 +23,21 @@ use super::watch::{Task, Watch};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log, status};
 use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
-/// How long what was taken back takes to be reported.
+/// How long to wait for the delivery reports of purged events.
 const GRACE: Duration = Duration::from_millis(100);
-/// The pause between two questions to brokers that do not answer.
+/// The pause between two probes of brokers that do not answer.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
-/// Nothing is waited for. A batch is handed over faster than the first of it gets out, so 64 events leave in one or two
-/// requests; the shortest wait that librdkafka keeps costs a millisecond and saves none.
+/// No delay before sending. A batch is queued faster than its first event is sent, so 64 events leave in one or two
+/// requests; librdkafka's shortest delay would cost a millisecond and save no request.
 const LINGER_MS: &str = "0";
 
-/// How to publish.
 #[derive(Clone, Debug)]
 pub struct PublisherSettings {
-    /// How long a batch may take; then its fate is told, known or not, within a tenth of a second.
+    /// How long a batch may take. Its outcomes, known or unknown, are returned within a tenth of a second after it.
     pub timeout: Duration,
-    /// How many events may be on their way; more are refused.
+    /// How many events may be in flight; more are refused.
     pub events_max: usize,
-    /// How many bytes of events may be on their way; more are refused.
+    /// How many bytes of events may be in flight; more are refused.
     pub bytes_max: usize,
 }
 
@@ -51,11 +50,10 @@ impl Default for PublisherSettings {
 impl PublisherSettings {
     fn config(&self, brokers: &Brokers) -> ClientConfig {
         let timeout_ms = self.timeout.as_millis().clamp(1, 900_000).to_string();
-        // A broker that keeps silent for so long has lost its connection.
+        // A connection on which a broker does not answer for this long is closed.
         let socket_timeout_ms = self.timeout.as_millis().clamp(1_000, 300_000).to_string();
-        // A batch is given up as a whole, when its own time is up. Were librdkafka to give up its events one by one, the first,
-        // which are the oldest, would be missing, and those behind them sent. So its timeout, which bounds how long it tries
-        // again what may have been sent, is the longer one.
+        // A batch times out as a whole. If librdkafka timed out its events one by one, the oldest would be missing and later
+        // ones sent. So librdkafka's timeout, which bounds its retries, is longer than that of the batch.
         let message_timeout_ms = (2 * self.timeout.as_millis()).clamp(2, 1_800_000).to_string();
         let mut config = client_config(brokers);
         config
@@ -69,13 +67,13 @@ impl PublisherSettings {
             .set("queue.buffering.max.messages", self.events_max.clamp(1, 10_000_000).to_string())
             .set("queue.buffering.max.kbytes", (self.bytes_max / 1024).clamp(1, 2_097_151).to_string())
             .set("message.max.bytes", EVENT_BYTES_MAX.to_string())
-            // Where the clients in Java put the same key.
+            // The same partition per key as the Java clients.
             .set("partitioner", "murmur2_random");
         config
     }
 
-    /// How long brokers may take to answer a question.
-    fn patience(&self) -> Duration {
+    /// The timeout of a probe.
+    fn probe_timeout(&self) -> Duration {
         (self.timeout / 2).clamp(Duration::from_millis(100), Duration::from_secs(1))
     }
 }
@@ -88,12 +86,12 @@ pub struct KafkaPublisher {
 
 type Producer = ThreadedProducer<Context>;
 
-/// What publishers and the caretaker have in common.
+/// Shared with the watcher thread.
 struct Shared {
     config: ClientConfig,
     settings: PublisherSettings,
     watch: Arc<Watch>,
-    /// A topic to ask brokers about: the first that something was published to.
+    /// The topic that probes ask for: the first that was published to.
     topic: OnceLock<String>,
     producer: RwLock<Producer>,
 }
@@ -104,7 +102,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// What librdkafka calls back.
+/// Callbacks of librdkafka.
 struct Context {
     watch: Arc<Watch>,
 }
@@ -128,7 +126,7 @@ impl ProducerContext for Context {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
-        let fate = match result {
+        let outcome = match result {
             Ok(_) => PublishOutcome::Confirmed,
             Err((cause, message)) => {
                 if cause.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
@@ -139,30 +137,29 @@ impl ProducerContext for Context {
                 if absent { PublishOutcome::Failed(error) } else { PublishOutcome::Unknown(error) }
             }
         };
-        ticket.batch.report(ticket.index, fate);
+        ticket.batch.report(ticket.index, outcome);
     }
 }
 
 impl KafkaPublisher {
-    /// A publisher to these brokers, whether they are there already or not. Getting to know them takes librdkafka half
-    /// a second, which the first batch may have to wait.
-    /// Fails when the client cannot be made, which no broker has a part in.
+    /// Opens a publisher, whether or not the brokers are reachable. librdkafka takes half a second to discover them, for
+    /// which the first batch may have to wait. Fails only if the client cannot be created locally.
     pub fn open(brokers: &Brokers, settings: PublisherSettings) -> Result<Self> {
         let watch = Arc::new(Watch::default());
         let config = settings.config(brokers);
         let producer = build(&config, &watch).map_err(|cause| Error::failed(ENGINE, cause))?;
         let (topic, producer) = (OnceLock::new(), RwLock::new(producer));
         let shared = Arc::new(Shared { config, settings, watch, topic, producer });
-        let caretaker = Arc::clone(&shared);
+        let watcher = Arc::clone(&shared);
         std::thread::Builder::new()
-            .name("kafka-caretaker".to_owned())
-            .spawn(move || caretaker.take_care())
+            .name("kafka-watcher".to_owned())
+            .spawn(move || watcher.run_tasks())
             .map_err(|cause| Error::failed(ENGINE, cause))?;
         Ok(Self { shared })
     }
 }
 
-/// The thread ends by itself, and the producer with it: what is still on its way is given up.
+/// The watcher thread then ends and drops the producer; events in flight are abandoned.
 impl Drop for KafkaPublisher {
     fn drop(&mut self) {
         self.shared.watch.stop();
@@ -182,12 +179,12 @@ impl Publisher for KafkaPublisher {
             return vec![refusal; events.len()];
         }
         let batch = Batch::new(events.len());
-        shared.hand_over(topic, events, &batch);
+        shared.enqueue(topic, events, &batch);
         if tokio::time::timeout(shared.settings.timeout, batch.complete()).await.is_err() {
             shared.watch.suspect();
             let purging = Arc::clone(shared);
-            tokio::task::spawn_blocking(move || purging.take_back());
-            // Running out of grace too leaves the rest unknown.
+            tokio::task::spawn_blocking(move || purging.purge_queue());
+            // Events without a report after this are unknown.
             let _ = tokio::time::timeout(GRACE, batch.complete()).await;
         }
         batch.close(too_late)
@@ -212,11 +209,11 @@ fn too_late() -> Error {
 }
 
 impl Shared {
-    /// Puts a batch into librdkafka's queue. When that is full, the rest of the batch is refused on the spot; while it is
-    /// emptied or the producer replaced, all of it.
-    fn hand_over(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<Batch>) {
+    /// Adds a batch to librdkafka's queue. If the queue is full, the rest of the batch fails at once; while it is being purged
+    /// or the producer replaced, the whole batch does.
+    fn enqueue(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<Batch>) {
         if self.topic.get().is_none() {
-            // Losing the race is fine: one of them is enough.
+            // If another thread sets it first, its topic is as good.
             let _ = self.topic.set(topic.to_owned());
         }
         let Some(producer) = self.producer.try_read() else {
@@ -251,22 +248,21 @@ impl Shared {
         }
     }
 
-    /// Takes everything back that is still queued: reported with what is known of it. Others' events that wait there
-    /// at this moment fail with it; they are certainly not there either, and the brokers are in trouble. Nothing is handed over
-    /// meanwhile: the beginning of a batch would be taken back, and its end sent. Waits for librdkafka's threads.
-    fn take_back(&self) {
+    /// Purges all queued events, including those of other batches, which have certainly not been sent either. Nothing is
+    /// enqueued meanwhile, or the beginning of a batch could be purged and its end sent. Waits for librdkafka's threads.
+    fn purge_queue(&self) {
         let producer = self.producer.write();
         producer.purge(PurgeConfig::default().queue());
     }
 
-    /// Asks the brokers something small.
+    /// Fetches metadata to find out whether the brokers answer.
     fn ask(&self) -> KafkaResult<()> {
         let producer = self.producer.read().clone();
         let topic = self.topic.get().map(String::as_str);
-        producer.client().fetch_metadata(topic, self.settings.patience()).map(drop)
+        producer.client().fetch_metadata(topic, self.settings.probe_timeout()).map(drop)
     }
 
-    fn take_care(&self) {
+    fn run_tasks(&self) {
         loop {
             match self.watch.next() {
                 Task::Stop => return,
@@ -276,30 +272,30 @@ impl Shared {
         }
     }
 
-    /// Finds out whether the brokers answer.
+    /// Probes the brokers, and fails queued events if they do not answer.
     fn probe(&self) {
         let Err(cause) = self.ask() else {
             if self.watch.refuse(false) {
-                tracing::info!(target: "weir::kafka", "brokers answer again; publishing goes on");
+                tracing::info!(target: "weir::kafka", "Kafka answers again; publishing continues");
             }
             return;
         };
         if self.watch.refuse(true) {
             tracing::warn!(target: "weir::kafka", error = %cause, "no broker answers; nothing is published until one does");
         }
-        // Whoever waits for these need not wait longer.
-        self.take_back();
+        // Callers need not wait longer for these events.
+        self.purge_queue();
         self.watch.suspect();
         self.watch.pause(PROBE_PAUSE);
     }
 
-    /// A producer that lost count of its sequence numbers never sends again; a new one starts over. What was on its
-    /// way is reported when the old one ends.
+    /// Replaces a producer that has failed fatally, such as by losing its sequence numbers. Its events in flight are reported
+    /// when it is dropped.
     fn rebuild(&self) {
         let old = {
             let mut current = self.producer.write();
             let Some((code, reason)) = current.client().fatal_error() else {
-                // The one that failed is gone already.
+                // The failed producer is replaced already.
                 return;
             };
             tracing::warn!(target: "weir::kafka", %code, reason, "the producer failed and is replaced");

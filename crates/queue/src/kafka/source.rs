@@ -1,13 +1,12 @@
-//! The source: one member of a consumer group, polled by a thread of its own.
+//! The source: a member of a consumer group, polled by its own thread.
 //!
-//! The thread fetches ahead onto the [`InFlight`], within bounds, and keeps polling while a delivery is slow, so the group
-//! never takes it for dead. Claims are answered from what was read ahead. A claim is settled by publishing its dead letters to
-//! `<topic>.dlq`, then committing offsets behind what is done; when the commit is not confirmed, the offsets are
-//! committed again with the next ones or a second later.
+//! The thread reads ahead into [`InFlight`], within bounds, and continues polling while a delivery is slow, so that the
+//! group does not expel it. Claims take messages that were read ahead. Settling publishes dead letters to
+//! `<topic>.dlq` and then commits the offsets of what is done. An unconfirmed commit is repeated with the next one or a
+//! second later.
 //!
-//! Partitions are assigned cooperatively: who joins or leaves the group takes only the partitions that move out of
-//! their owners' hands, and the rest go on. A partition is given up only when what is out of it is settled, or after
-//! a few seconds.
+//! Partitions are assigned cooperatively: when a member joins or leaves, only the partitions that move are interrupted. A
+//! partition is revoked when its claimed messages are settled, or after a few seconds.
 
 mod group;
 mod poll;
@@ -32,12 +31,11 @@ use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
 use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use crate::{ClaimReceipt, MessageClaim, MessageSource, Position, Settlement};
 
-/// How long a commit may take.
+/// The timeout of a commit.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
-/// How much is held at most.
 const LIMITS: Limits = Limits { messages_max: 4_096, bytes_max: 16 * 1024 * 1024 };
 
-/// How to be a member of the group.
+/// The settings of a group member.
 #[derive(Clone, Debug)]
 pub struct SourceSettings {
     /// The group, whose members share the topic's partitions.
@@ -65,7 +63,7 @@ impl SourceSettings {
             .set("enable.auto.offset.store", "false")
             .set("auto.offset.reset", "earliest")
             .set("allow.auto.create.topics", "false")
-            // A topic that is made later is found soon.
+            // Topics that are created later are found within this time.
             .set("topic.metadata.refresh.interval.ms", "10000")
             .set("queued.min.messages", "10000")
             .set("queued.max.messages.kbytes", "16384")
@@ -76,10 +74,10 @@ impl SourceSettings {
     }
 }
 
-/// Messages of one topic.
+/// A source of one topic's messages.
 pub struct KafkaSource {
     shared: Arc<Shared>,
-    /// Where dead letters go.
+    /// Publishes dead letters.
     dead_letters: Arc<dyn Publisher>,
 }
 
@@ -88,9 +86,9 @@ type Consumer = BaseConsumer<Context>;
 struct Shared {
     topic: String,
     state: Mutex<State>,
-    /// The state changed in a way that the thread waits for.
+    /// Notified when the state changes in a way that the polling thread waits for.
     changed: Condvar,
-    /// There may be something to claim.
+    /// Notified when there may be messages to claim.
     wake: Notify,
     stop: AtomicBool,
     closed: Notify,
@@ -98,15 +96,14 @@ struct Shared {
 
 struct State {
     in_flight: InFlight,
-    /// Whether offsets are being committed.
     committing: bool,
-    /// Whether brokers answered when last heard of.
+    /// Whether the last poll succeeded.
     reachable: bool,
-    /// Until the source is closed.
+    /// `None` once the source is closed.
     consumer: Option<Weak<Consumer>>,
 }
 
-/// A commit about to be made.
+/// A commit to execute.
 struct Commit {
     consumer: Arc<Consumer>,
     offsets: Vec<(u16, i64)>,
@@ -119,9 +116,8 @@ impl std::fmt::Debug for KafkaSource {
 }
 
 impl KafkaSource {
-    /// A source of this topic's messages, whether its brokers are there already or not. Dead letters are published
-    /// by `dead_letters`.
-    /// Fails when the client cannot be made, which no broker has a part in.
+    /// Opens a source, whether or not its brokers are reachable. `dead_letters` publishes dead letters. Fails only if the
+    /// client cannot be created locally.
     pub fn open(
         brokers: &Brokers,
         topic: &str,
@@ -138,9 +134,9 @@ impl KafkaSource {
             closed: Notify::new(),
         });
         let context = Context { shared: Arc::clone(&shared) };
-        let made = BaseConsumer::from_config_and_context(&settings.config(brokers), context)
+        let created = BaseConsumer::from_config_and_context(&settings.config(brokers), context)
             .and_then(|consumer: Consumer| consumer.subscribe(&[topic]).map(|()| Arc::new(consumer)));
-        let consumer = made.map_err(|cause| Error::failed(ENGINE, cause))?;
+        let consumer = created.map_err(|cause| Error::failed(ENGINE, cause))?;
         shared.state.lock().consumer = Some(Arc::downgrade(&consumer));
         let polled = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -151,7 +147,7 @@ impl KafkaSource {
     }
 }
 
-/// The thread ends by itself and leaves the group.
+/// The thread then leaves the group and ends.
 impl Drop for KafkaSource {
     fn drop(&mut self) {
         self.shared.end();
@@ -169,8 +165,8 @@ impl MessageSource for KafkaSource {
         Ok(self.shared.state.lock().in_flight.claim(max, now, until))
     }
 
-    /// What is not settled, and everything of its partition behind it, is handed out again: a log has one place to
-    /// go on from. That is what becomes of `retry`, too, after its pause.
+    /// A message that is not settled is delivered again with all messages of its partition after it, since a partition has
+    /// only one committed offset. The same holds for `retry`, after its pause.
     async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         let Some(dead_messages) = self.shared.state.lock().in_flight.dead_messages(receipt, &settlement)
         else {
@@ -183,7 +179,7 @@ impl MessageSource for KafkaSource {
         Ok(committed? && all_held)
     }
 
-    /// Leaves the group, so that others take over at once. What is out is handed out again, there.
+    /// Leaves the group, so that other members take over at once, including unsettled messages.
     async fn close(&self) {
         let closed = self.shared.closed.notified();
         self.shared.end();
@@ -197,13 +193,13 @@ impl MessageSource for KafkaSource {
             false => None,
         };
         let at_most = ready_at.map_or(at_most, |ready| at_most.min(ready.saturating_duration_since(now)));
-        // The caller looks for work after a timeout as well.
+        // The caller also polls after a timeout.
         let _ = tokio::time::timeout(at_most, self.shared.wake.notified()).await;
     }
 }
 
 impl KafkaSource {
-    /// Publishes dead letters; says which are certainly there, and what went wrong with the others.
+    /// Publishes dead letters. Returns the confirmed ones, and the last error of the others.
     async fn publish_dead_letters(
         &self,
         dead_messages: Vec<DeadMessage>,
@@ -214,11 +210,12 @@ impl KafkaSource {
         let topic = &self.shared.topic;
         let positions: Vec<Position> =
             dead_messages.iter().map(|dead_message| dead_message.entry.message.position).collect();
-        let events = dead_messages.into_iter().map(|dead_message| letter(topic, dead_message)).collect();
-        let fates = self.dead_letters.publish(&dead_letter_topic(topic), events).await;
+        let events =
+            dead_messages.into_iter().map(|dead_message| dead_letter_event(topic, dead_message)).collect();
+        let outcomes = self.dead_letters.publish(&dead_letter_topic(topic), events).await;
         let (mut published, mut failure) = (BTreeSet::new(), None);
-        for (position, fate) in positions.into_iter().zip(fates) {
-            match fate {
+        for (position, outcome) in positions.into_iter().zip(outcomes) {
+            match outcome {
                 PublishOutcome::Confirmed => {
                     published.insert(position);
                 }
@@ -229,7 +226,7 @@ impl KafkaSource {
     }
 }
 
-fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> OutgoingEvent {
+fn dead_letter_event(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> OutgoingEvent {
     let Position { shard, id } = entry.message.position;
     let headers = vec![
         ("reason", reason),
@@ -241,7 +238,7 @@ fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> OutgoingEv
 }
 
 impl State {
-    /// What there is to commit, if anything.
+    /// Returns the offsets to commit, if any.
     fn begin_commit(&mut self) -> Result<Option<Commit>> {
         let offsets = self.in_flight.uncommitted();
         if offsets.is_empty() {
@@ -265,7 +262,7 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Settles a claim and begins a commit under one lock: partitions are not given up before the commit ends.
+    /// Settles a claim and begins the commit under one lock, so that partitions are not revoked before the commit ends.
     fn settle(
         &self,
         receipt: &ClaimReceipt,
@@ -285,13 +282,13 @@ impl Shared {
         (all_held, commit)
     }
 
-    /// Commits what is settled. False when the group has gone on without us.
+    /// Commits settled offsets. Returns `false` if the group has expelled this member.
     async fn commit(self: &Arc<Self>, commit: Result<Option<Commit>>) -> Result<bool> {
         let Some(Commit { consumer, offsets }) = commit? else {
             return Ok(true);
         };
         let shared = Arc::clone(self);
-        // Bounded by librdkafka as well, but more generously: it waits for the group's broker to come back.
+        // librdkafka has a longer timeout: it waits for the group's broker to return.
         let commit = tokio::task::spawn_blocking(move || {
             let outcome =
                 list(&shared.topic, &offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync));
@@ -303,7 +300,7 @@ impl Shared {
         let committed = committed.map_err(|late| Error::unavailable(ENGINE, late))?;
         match committed.map_err(|panic| Error::failed(ENGINE, panic))? {
             Ok(()) => Ok(true),
-            // Made up for when the rebalance is over, or when it takes the partition away.
+            // The offsets are committed after the rebalance, or when it revokes the partition.
             Err(cause) if is_rebalance(&cause) => Ok(true),
             Err(cause) if is_lost_membership(&cause) => Ok(false),
             Err(cause) => Err(error(cause)),
@@ -321,13 +318,13 @@ impl Shared {
     }
 }
 
-/// The group is about to settle who has what, and takes no commits meanwhile.
+/// Whether the group is rebalancing, and accepts no commits meanwhile.
 fn is_rebalance(cause: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(cause.rdkafka_error_code(), Some(Code::RebalanceInProgress | Code::IllegalGeneration))
 }
 
-/// The group has forgotten this member.
+/// Whether the group has expelled this member.
 fn is_lost_membership(cause: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(cause.rdkafka_error_code(), Some(Code::UnknownMemberId | Code::FencedMemberEpoch))

@@ -1,4 +1,4 @@
-//! Making the topics that are not there yet.
+//! Creates missing topics.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use weir_store::{Error, Result};
 
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log};
 
-/// How long brokers may take for it.
+/// The timeout of each request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How topics are made. Those that are there already are left as they are.
+/// How topics are created. Existing topics are not changed.
 #[derive(Clone, Copy, Debug)]
 pub struct TopicSettings {
-    /// Into how many partitions keys are spread: as many senders can work at once.
+    /// Partitions, which bound how many senders can work at once.
     pub partitions: i32,
-    /// On how many brokers each partition is kept; -1 leaves it to them.
+    /// On how many brokers each partition is stored; -1 for the brokers' default.
     pub replication: i32,
 }
 
@@ -40,15 +40,14 @@ impl ClientContext for Context {
     }
 }
 
-/// Makes sure, as far as the brokers allow, that these topics exist. Brokers that let nobody make topics may have them
-/// already, or make them at first use, so a refusal is only a line in the log.
-/// Fails when no broker answers.
+/// Creates missing topics if the brokers allow it. Brokers that forbid it may create topics at first use, so a refusal is
+/// only logged. Fails if no broker answers.
 pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSettings) -> Result<()> {
     let mut config = client_config(brokers);
     config.set("socket.timeout.ms", PATIENCE.as_millis().to_string());
     let admin = AdminClient::from_config_and_context(&config, Context)
         .map_err(|cause| Error::failed(ENGINE, cause))?;
-    // Asking first finds out whether anybody answers, and spares brokers a request they may have to refuse.
+    // Listing topics first shows whether brokers answer, and avoids a request that they may refuse.
     let (admin, existing) = tokio::task::spawn_blocking(move || {
         let existing = existing(&admin);
         (admin, existing)
@@ -59,7 +58,7 @@ pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSe
     let missing: Vec<&str> =
         topics.iter().copied().filter(|topic| !existing.iter().any(|other| other == topic)).collect();
     let outcome = if missing.is_empty() { Ok(()) } else { create(&admin, &missing, settings).await };
-    // Ending a client waits for its threads.
+    // Dropping a client waits for its threads.
     let ended = tokio::task::spawn_blocking(move || drop(admin)).await;
     ended.map_err(|panic| Error::failed(ENGINE, panic))?;
     outcome
@@ -84,13 +83,14 @@ async fn create(admin: &AdminClient<Context>, topics: &[&str], settings: TopicSe
     match admin.create_topics(&new, &options).await {
         Ok(results) => {
             for result in results {
-                tell(result);
+                log_result(result);
             }
             Ok(())
         }
         Err(cause) if is_silence(&cause) => Err(error(cause)),
         Err(cause) => {
-            tell(Err((topics.join(", "), cause.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown))));
+            let code = cause.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+            log_result(Err((topics.join(", "), code)));
             Ok(())
         }
     }
@@ -102,10 +102,10 @@ fn is_silence(cause: &KafkaError) -> bool {
     matches!(code, Some(Code::BrokerTransportFailure | Code::OperationTimedOut | Code::AllBrokersDown))
 }
 
-fn tell(result: std::result::Result<String, (String, RDKafkaErrorCode)>) {
+fn log_result(result: std::result::Result<String, (String, RDKafkaErrorCode)>) {
     match result {
-        Ok(topic) => tracing::info!(target: "weir::kafka", topic, "made the topic"),
-        // Somebody else was faster.
+        Ok(topic) => tracing::info!(target: "weir::kafka", topic, "created the topic"),
+        // Another server was faster.
         Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
         Err((topic, code)) => {
             tracing::warn!(target: "weir::kafka", topic, %code, "the brokers do not let the topic be made; make it by hand unless they make it at first use");

@@ -1,11 +1,10 @@
-//! What is known of the brokers' health, and what wakes the thread that looks after it.
+//! The brokers' health, and the tasks of the publisher's watcher thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Who cares for the producer waits here for something to do.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     refusing: AtomicBool,
@@ -20,19 +19,19 @@ struct Alarms {
     suspect: bool,
 }
 
-/// What is to be done, the most urgent first.
+/// Tasks of the watcher thread, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// The publisher is gone.
+    /// The publisher was dropped.
     Stop,
-    /// The producer is beyond use.
+    /// The producer has failed fatally.
     Rebuild,
-    /// The brokers may be gone.
+    /// The brokers may be unreachable.
     Probe,
 }
 
 impl Alarms {
-    /// Takes the most urgent task off the list.
+    /// Removes the most urgent task.
     fn next(&mut self) -> Option<Task> {
         if self.stop {
             Some(Task::Stop)
@@ -47,35 +46,34 @@ impl Alarms {
 }
 
 impl Watch {
-    /// Whether the brokers are known not to answer.
+    /// Whether publishing is refused because no broker answers.
     pub(super) fn is_refusing(&self) -> bool {
         self.refusing.load(Ordering::Relaxed)
     }
 
-    /// Says whether the brokers answer; true when that is news.
+    /// Sets whether publishing is refused. Returns whether that has changed.
     pub(super) fn refuse(&self, refusing: bool) -> bool {
         self.refusing.swap(refusing, Ordering::Relaxed) != refusing
     }
 
-    /// The brokers may be gone.
+    /// The brokers may be unreachable.
     pub(super) fn suspect(&self) {
         self.alarms.lock().suspect = true;
         self.wake.notify_all();
     }
 
-    /// The producer is beyond use.
+    /// The producer has failed fatally.
     pub(super) fn fatal(&self) {
         self.alarms.lock().fatal = true;
         self.wake.notify_all();
     }
 
-    /// Nobody publishes any more.
     pub(super) fn stop(&self) {
         self.alarms.lock().stop = true;
         self.wake.notify_all();
     }
 
-    /// Waits for something to do.
+    /// Waits for a task.
     pub(super) fn next(&self) -> Task {
         let mut alarms = self.alarms.lock();
         loop {
@@ -86,7 +84,7 @@ impl Watch {
         }
     }
 
-    /// Waits, unless there is something more urgent than a probe.
+    /// Waits, but not longer than until a task more urgent than a probe comes.
     pub(super) fn pause(&self, at_most: Duration) {
         let calm = |alarms: &mut Alarms| !alarms.stop && !alarms.fatal;
         self.wake.wait_while_for(&mut self.alarms.lock(), calm, at_most);

@@ -1,4 +1,4 @@
-//! What librdkafka calls back, on the thread that polls: partitions come and go, commits are confirmed.
+//! Callbacks of librdkafka on the polling thread: partitions are assigned and revoked, commits are confirmed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use super::{Consumer, Shared, State, list};
 use crate::kafka::log;
 
-/// How long a partition that is taken away waits for what is out of it.
+/// How long revoking a partition waits until its claimed messages are settled.
 const REVOKE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// One member of the group.
+/// The callbacks of one group member.
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
 }
@@ -26,7 +26,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // The poll returns it as well, and tells.
+        // The poll returns this error, too, and logs it.
         tracing::debug!(target: "weir::kafka", %error, reason, "the consumer reports an error");
     }
 }
@@ -70,7 +70,7 @@ impl ConsumerContext for Context {
 }
 
 impl Context {
-    /// Waits for what is out of these partitions, and commits what is settled of them.
+    /// Waits until claimed messages of these partitions are settled, and commits their offsets.
     fn finish(&self, partitions: &[u16], consumer: &Consumer) {
         let busy = |state: &mut State| {
             let out = state.committing || state.in_flight.is_out(partitions, Instant::now());

@@ -1,4 +1,4 @@
-//! The thread that polls: reads messages ahead, and repeats commits that failed.
+//! The polling thread: reads messages ahead and repeats failed commits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use rdkafka::message::BorrowedMessage;
 use super::{Consumer, Entry, Shared, State, list};
 use crate::{Message, Position};
 
-/// How long a poll waits for messages; a stop is noticed as fast.
+/// How long a poll waits for messages, and the longest time until a stop is noticed.
 const POLL: Duration = Duration::from_millis(100);
-/// How many messages are taken from librdkafka before they are added to those in flight together.
+/// The most messages taken from librdkafka before they are added to those in flight.
 const POLL_MESSAGES_MAX: usize = 256;
-/// How long to wait for room before fetching is paused; polling goes on, so that the group sees this consumer.
+/// How long to wait for capacity before fetching is paused. Polling continues, so that the group does not expel this member.
 const FULL_PATIENCE: Duration = Duration::from_secs(2);
-/// The pause before offsets are committed again by themselves.
+/// The interval at which unconfirmed offsets are committed again.
 const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 
 impl Shared {
@@ -25,12 +25,12 @@ impl Shared {
     pub(super) fn run(&self, consumer: Arc<Consumer>) {
         let (mut paused, mut committed_at) = (false, Instant::now());
         while !self.is_ending() {
-            let full = self.wait_for_room(if paused { POLL } else { FULL_PATIENCE });
+            let full = self.wait_for_capacity(if paused { POLL } else { FULL_PATIENCE });
             if full || paused {
                 paused = full;
                 pause(&consumer, paused);
             }
-            // A paused consumer yields no messages but still has to be seen.
+            // A paused consumer yields no messages but must still poll, or the group expels it.
             self.fetch(&consumer, if paused { Duration::ZERO } else { POLL });
             if committed_at.elapsed() > COMMIT_AGAIN {
                 committed_at = Instant::now();
@@ -38,7 +38,7 @@ impl Shared {
             }
         }
         self.state.lock().consumer = None;
-        // A commit may still hold it, for as long as librdkafka lets it.
+        // A commit may still use the consumer, until librdkafka's timeout.
         let mut last = consumer;
         let consumer = loop {
             match Arc::try_unwrap(last) {
@@ -48,30 +48,30 @@ impl Shared {
             self.changed.wait_for(&mut self.state.lock(), POLL);
         };
         drop(consumer);
-        // For whoever waits already, and for whoever is about to.
+        // Stores a permit if `close` does not wait yet.
         self.closed.notify_one();
     }
 
-    /// Waits until there is room; true when there still is none.
-    fn wait_for_room(&self, at_most: Duration) -> bool {
+    /// Waits until fewer messages are in flight. Returns whether there are still too many.
+    fn wait_for_capacity(&self, at_most: Duration) -> bool {
         let full = |state: &mut State| state.in_flight.is_full() && !self.is_ending();
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, full, at_most);
         state.in_flight.is_full()
     }
 
-    /// Takes what is there, and adds it to what is in flight.
+    /// Polls the available messages and adds them to those in flight.
     fn fetch(&self, consumer: &Consumer, at_most: Duration) {
         let mut fetched = Vec::new();
         let mut timeout = at_most;
-        // A rebalance ends the loop, so nothing is added under a later assignment than it was read under.
+        // A rebalance ends the loop, so messages are added under the same assignment under which they were read.
         while fetched.len() < POLL_MESSAGES_MAX
             && let Some(polled) = consumer.poll(timeout)
         {
             timeout = Duration::ZERO;
             match polled {
                 Ok(message) => fetched.extend(entry(&message)),
-                Err(cause) => self.tell(&cause),
+                Err(cause) => self.log_poll_error(&cause),
             }
         }
         if fetched.is_empty() {
@@ -79,16 +79,16 @@ impl Shared {
         }
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.reachable, true) {
-            tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
+            tracing::info!(target: "weir::kafka", topic = self.topic, "Kafka delivers messages again");
         }
         state.in_flight.put(fetched);
         drop(state);
         self.wake.notify_one();
     }
 
-    /// Tells once that something is wrong; librdkafka tries again by itself.
-    fn tell(&self, cause: &KafkaError) {
-        // One broker of several: when it was the last, another error says so.
+    /// Logs the first of several errors as a warning. librdkafka retries by itself.
+    fn log_poll_error(&self, cause: &KafkaError) {
+        // This error is about one broker of several. If it is the last one, another error follows.
         let minor = cause.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
         if !minor && std::mem::replace(&mut self.state.lock().reachable, false) {
             tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Commits what an earlier commit failed to, without waiting for it.
+    /// Commits offsets of failed commits again, without waiting.
     fn commit_again(&self, consumer: &Consumer) {
         let offsets = {
             let state = self.state.lock();
@@ -122,7 +122,7 @@ fn pause(consumer: &Consumer, pause: bool) {
 }
 
 fn entry(message: &BorrowedMessage<'_>) -> Option<Entry> {
-    // No topic has so many partitions.
+    // No topic has more than 65,536 partitions.
     let shard = u16::try_from(message.partition()).ok()?;
     let key = message.key().unwrap_or_default();
     let message = Message {
