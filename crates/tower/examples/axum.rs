@@ -1,4 +1,4 @@
-//! A service that limits its callers itself: five logins a minute for each address, no server of limits needed.
+//! A service that limits its callers itself: five logins a minute for each address, without a Weir server.
 //!
 //!     cargo run -p weir-tower --example axum
 //!     for i in 1 2 3 4 5 6; do curl -si http://127.0.0.1:3000/login | grep -i -e ^HTTP -e ratelimit; done

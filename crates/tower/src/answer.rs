@@ -1,4 +1,4 @@
-//! What a caller is told: headers on every response, and the body of a denial.
+//! The rate limit headers of every response, and the responses to refused requests.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use weir_core::tier::LimitState;
 
 use crate::policy::Policy;
 
-/// Where a caller stands after a decision.
+/// A caller's state after a decision, for the headers.
 #[derive(Clone, Debug)]
 pub(crate) struct RateLimitHeaders {
     quota: u32,
     window: Duration,
     remaining: u32,
-    /// Until the next unit; of a denial, until the same would be allowed.
+    /// Time until the next unit is available or, after a denial, until the same request would be allowed.
     reset_s: u64,
 }
 
@@ -25,14 +25,14 @@ impl RateLimitHeaders {
         Self { quota, window, remaining: limit_state.remaining, reset_s: whole_seconds(reset) }
     }
 
-    /// Writes the headers, in place of those that an inner service may have written.
+    /// Writes the headers, replacing any that an inner service has written.
     pub(crate) fn write(&self, name: &str, headers: &mut HeaderMap) {
         let Self { quota, window, remaining, reset_s } = self;
         headers.insert("x-ratelimit-limit", HeaderValue::from(*quota));
         headers.insert("x-ratelimit-remaining", HeaderValue::from(*remaining));
         headers.insert("x-ratelimit-reset", HeaderValue::from(*reset_s));
         let mut insert = |header: &'static str, text: String| {
-            // The name was looked at when the policy was made; the rest are digits.
+            // The name was checked when the policy was created; the rest are digits.
             if let Ok(value) = HeaderValue::from_str(&text) {
                 headers.insert(header, value);
             }
@@ -41,7 +41,7 @@ impl RateLimitHeaders {
         insert("ratelimit", format!("\"{name}\";r={remaining};t={reset_s}"));
     }
 
-    /// The response of whoever was denied.
+    /// The response to a denied request.
     pub(crate) fn deny<B: From<String>>(&self, name: &str) -> Response<B> {
         let wait = self.reset_s.max(1);
         let message = format!("The limit {name} is reached; try again in {wait} s");
@@ -51,7 +51,7 @@ impl RateLimitHeaders {
     }
 }
 
-/// The response while there is no room in memory for another caller.
+/// The response to a new caller while the memory is full.
 pub(crate) fn full<B: From<String>>() -> Response<B> {
     let message = "More callers are being limited than there is room for; try again";
     error(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message, 1)
@@ -73,7 +73,7 @@ fn error<B: From<String>>(status: StatusCode, code: &str, message: &str, retry_a
     response
 }
 
-/// Whole seconds, rounded up, so that whoever waits for them has waited long enough.
+/// Whole seconds, rounded up, so that a caller who waits for them has waited long enough.
 fn whole_seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }

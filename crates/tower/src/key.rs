@@ -1,14 +1,14 @@
-//! Who a request is counted for.
+//! Extracts the key that a request is counted under.
 
 use std::borrow::Cow;
 
 use http::{HeaderName, Request};
 
-/// Says who a request is counted for. Closures do: `|request: &Request<_>| request.extensions().get::<User>()…`.
+/// Extracts the caller of a request. Implemented for closures: `|request: &Request<_>| request.extensions().get::<User>()…`.
 ///
-/// Requests of which it cannot be said are counted together, for one: nobody gets past a limit by being unknown.
+/// Requests without a caller are counted together under one key, so that they cannot evade the limit.
 pub trait Key<B>: Send + Sync + 'static {
-    /// Who the request is counted for.
+    /// Returns the caller, or `None` if the request has none.
     fn key<'a>(&self, request: &'a Request<B>) -> Option<Cow<'a, str>>;
 }
 
@@ -21,7 +21,6 @@ where
     }
 }
 
-/// All requests are counted together.
 #[derive(Clone, Copy, Debug)]
 pub struct Everybody;
 
@@ -35,11 +34,11 @@ impl<B> Key<B> for Everybody {
 #[derive(Clone, Debug)]
 pub struct ByHeader(HeaderName);
 
-/// Requests are counted for the value of a header, such as one that a proxy sets or that holds a key of yours. Whoever may
-/// choose its value freely is not limited by it.
+/// Counts requests by the value of a header, such as one that a proxy sets or that contains an API key. Callers who can
+/// choose the value freely can evade the limit.
 ///
 /// # Panics
-/// When it is no name of a header in lower case.
+/// If `name` is not a header name in lower case.
 #[must_use]
 pub fn by_header(name: &'static str) -> ByHeader {
     ByHeader(HeaderName::from_static(name))

@@ -1,4 +1,4 @@
-//! The layer, and the service it makes.
+//! The layer, and the service it creates.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::answer::{self, RateLimitHeaders};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// How many callers are remembered, unless [`LimitLayer::keys_max`] says otherwise.
+/// The default of [`LimitLayer::keys_max`].
 const KEYS_MAX: usize = 1_000_000;
 
-/// Holds callers to a policy. Clones, and all services it makes, count together.
+/// Limits callers by a policy. Clones and all services that it creates share their counters.
 pub struct LimitLayer<K> {
     shared: Arc<Shared<K>>,
 }
@@ -33,14 +33,14 @@ struct Shared<K> {
 }
 
 impl<K> LimitLayer<K> {
-    /// A layer that counts each caller for itself, as `key` tells them apart.
+    /// Creates a layer that counts requests separately for each `key`.
     #[must_use]
     pub fn new(policy: Policy, key: K) -> Self {
         Self::build(policy, key, KEYS_MAX, Arc::new(SteadyClock))
     }
 
-    /// The same, with room for so many callers that have spent something lately: about 100 bytes each. When there is no
-    /// room, a new caller is answered with 503. Anything counted so far is forgotten.
+    /// Sets how many callers with recent requests are stored, at about 100 bytes each. While the memory is full, new callers
+    /// get 503. Resets all counters.
     #[must_use]
     pub fn keys_max(self, keys_max: usize) -> Self
     where
@@ -50,7 +50,7 @@ impl<K> LimitLayer<K> {
         Self::build(policy.clone(), key.clone(), keys_max, Arc::clone(clock))
     }
 
-    /// The same on another clock, for tests. Anything counted so far is forgotten.
+    /// Sets the clock, for tests. Resets all counters.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self
     where
@@ -81,7 +81,7 @@ impl<S, K> tower::Layer<S> for LimitLayer<K> {
     }
 }
 
-/// A service whose callers are held to a policy.
+/// A service whose callers are limited by a policy.
 pub struct Limited<S, K> {
     inner: S,
     shared: Arc<Shared<K>>,
@@ -93,7 +93,7 @@ impl<S: Clone, K> Clone for Limited<S, K> {
     }
 }
 
-/// What was decided about a request.
+/// The decision about a request.
 enum Outcome {
     Allowed(RateLimitHeaders),
     Denied(RateLimitHeaders),
@@ -121,7 +121,7 @@ impl<K> Shared<K> {
         }
     }
 
-    /// What a caller is told for whom there was no room, by a policy that denies nobody.
+    /// The state sent to a caller that could not be stored, by a policy that only observes.
     fn unknown(&self) -> Outcome {
         let limit_state = self
             .policy
@@ -163,14 +163,14 @@ pin_project! {
     /// The response of a [`Limited`] service.
     #[project = Projected]
     pub enum LimitedFuture<F, R, K> {
-        /// The inner service is asked.
+        /// The inner service handles the request.
         Allowed {
             #[pin]
             inner: F,
             told: RateLimitHeaders,
             shared: Arc<Shared<K>>,
         },
-        /// It is not.
+        /// The request was refused.
         Answered { response: Option<Response<R>> },
     }
 }
@@ -192,7 +192,7 @@ where
             }
             Projected::Answered { response } => match response.take() {
                 Some(response) => Poll::Ready(Ok(response)),
-                // Polled again after it has answered.
+                // Polled again after it was ready.
                 None => Poll::Pending,
             },
         }

@@ -1,4 +1,4 @@
-//! Weir's limits inside of a Rust service: a [`tower::Layer`] that holds callers to a policy, in the memory of the process.
+//! Weir's rate limits inside a Rust service: a [`tower::Layer`] that limits callers by a policy, in the process's memory.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,9 +13,8 @@
 //! # }
 //! ```
 //!
-//! The rules are those of the server (`weir_core::tier`), exact to the microsecond, and so are the headers of responses and the
-//! body of a 429. Nothing is shared with other processes and nothing outlives this one: for that, ask a server
-//! (`POST /v1/check`).
+//! The rules (`weir_core::tier`), which are exact to the microsecond, the response headers and the body of a 429 are those
+//! of the server. Counters are neither shared with other processes nor saved; use a server (`POST /v1/check`) for that.
 
 mod answer;
 mod key;

@@ -1,10 +1,9 @@
-//! What callers may spend.
+//! Policies: named limits.
 
 use std::time::Duration;
 
 use weir_core::tier::{FixedWindow, Limit, LimitError, SlidingWindow, TokenBucket};
 
-/// A limit with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub(crate) name: String,
@@ -12,20 +11,18 @@ pub struct Policy {
     pub(crate) is_shadow: bool,
 }
 
-/// What a policy cannot be.
+/// Why a policy is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// A name that no header can hold.
+    /// The name cannot be sent in a header.
     #[error("the name of a policy must be 1 to 64 letters, digits, '-', '_' or '.'")]
     Name,
-    /// A number out of range.
-    #[error("an amount or a span {0}")]
+    #[error("an amount or a duration {0}")]
     Limit(#[from] LimitError),
 }
 
 impl Policy {
-    /// `capacity` at once, and `refill` more in each `period`, which come back all the time.
-    /// Fails when the name or a number cannot be.
+    /// Allows `capacity` requests at once, refilled continuously by `refill` per `period`.
     pub fn token_bucket(
         name: &str,
         capacity: u32,
@@ -35,14 +32,12 @@ impl Policy {
         Self::new(name, Limit::TokenBucket(TokenBucket::new(capacity, refill, period)?))
     }
 
-    /// `limit` from the first call until the window ends.
-    /// Fails when the name or a number cannot be.
+    /// Allows `limit` requests from the first one until the window ends.
     pub fn fixed_window(name: &str, limit: u32, window: Duration) -> Result<Self, PolicyError> {
         Self::new(name, Limit::FixedWindow(FixedWindow::new(limit, window)?))
     }
 
-    /// `limit` in the window behind any moment.
-    /// Fails when the name or a number cannot be.
+    /// Allows `limit` requests within the last `window` at any time.
     pub fn sliding_window(name: &str, limit: u32, window: Duration) -> Result<Self, PolicyError> {
         Self::new(name, Limit::SlidingWindow(SlidingWindow::new(limit, window)?))
     }
@@ -55,14 +50,14 @@ impl Policy {
         Ok(Self { name: name.to_owned(), limit, is_shadow: false })
     }
 
-    /// The same, but it only observes: headers say what would be, and nobody is denied.
+    /// Makes the policy only observe: headers show the limit, and no request is denied.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// What is gained in a window, and how long that is.
+    /// The quota of a window and its length.
     pub(crate) fn quota(&self) -> (u32, Duration) {
         match &self.limit {
             Limit::TokenBucket(bucket) => (bucket.refill(), bucket.period()),

@@ -30,7 +30,7 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn callers_are_limited_each_for_themselves_and_told_so() {
+async fn callers_are_limited_separately_and_get_headers() {
     let clock = clock();
     let policy = Policy::token_bucket("login", 2, 1, MINUTE).unwrap();
     let layer = LimitLayer::new(policy, by_header("x-api-key")).clock(Arc::new(clock.clone()));
@@ -60,7 +60,7 @@ async fn callers_are_limited_each_for_themselves_and_told_so() {
 }
 
 #[tokio::test]
-async fn whoever_cannot_be_told_apart_is_one() {
+async fn requests_without_a_key_share_one_limit() {
     let policy = Policy::fixed_window("all", 1, MINUTE).unwrap();
     let layer = LimitLayer::new(policy, by_header("x-api-key"));
     let app = Router::new().route("/", get(async || "welcome")).layer(layer);
@@ -71,7 +71,7 @@ async fn whoever_cannot_be_told_apart_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_at_once_never_pass_the_limit_and_only_those_that_pass_reach_the_service() {
+async fn concurrent_calls_never_exceed_the_limit_and_only_allowed_ones_reach_the_service() {
     let reached = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&reached);
     let handler = async move || {
@@ -91,7 +91,7 @@ async fn calls_at_once_never_pass_the_limit_and_only_those_that_pass_reach_the_s
 }
 
 #[tokio::test]
-async fn a_shadow_denies_nobody_and_says_what_would_be() {
+async fn a_shadowed_policy_denies_no_request_and_sends_headers() {
     let policy = Policy::fixed_window("watched", 1, MINUTE).unwrap().shadow();
     let layer = LimitLayer::new(policy, Everybody).clock(Arc::new(clock()));
     let app = Router::new().route("/", get(async || "welcome")).layer(layer);
@@ -106,7 +106,7 @@ async fn a_shadow_denies_nobody_and_says_what_would_be() {
 }
 
 #[tokio::test]
-async fn when_there_is_no_room_new_callers_are_told_so_and_known_ones_go_on() {
+async fn a_full_memory_refuses_new_callers_and_serves_known_ones() {
     let policy = Policy::fixed_window("few", 3, MINUTE).unwrap();
     let layer = LimitLayer::new(policy, by_header("x-api-key")).keys_max(1).clock(Arc::new(clock()));
     let app = Router::new().route("/", get(async || "welcome")).layer(layer);
@@ -117,7 +117,7 @@ async fn when_there_is_no_room_new_callers_are_told_so_and_known_ones_go_on() {
 }
 
 #[tokio::test]
-async fn a_closure_tells_callers_apart_and_errors_of_the_service_pass() {
+async fn a_closure_may_be_the_key_and_errors_of_the_service_pass() {
     let inner = tower::service_fn(async |request: Request<()>| match request.uri().path() {
         "/broken" => Err("broken"),
         _ => Ok(Response::new(String::new())),
