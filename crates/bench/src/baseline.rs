@@ -1,4 +1,4 @@
-//! The empty handler: the most an axum server on this machine can answer, so that a rate can be read as a share of it.
+//! The empty handler: the highest rate an axum server reaches on this machine, to which other rates are compared.
 //!
 //! It runs as its own process through the hidden `weir bench empty`, on the same runtime as the real server.
 
@@ -37,7 +37,7 @@ async fn serve(listener: TcpListener) -> Result<()> {
     let router = Router::new()
         .route("/api/send", post(|| async { "ok" }))
         .route("/api/v1/ai/chat", post(|| async { "ok" }));
-    // A socket that refuses the option still serves; it would only be slower.
+    // A socket without the option works as well, only slower.
     let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     axum::serve(listener, router).await.context("serve the empty handler")
 }

@@ -1,4 +1,4 @@
-//! A server run as a child process of the same binary: started, waited for until it says it is ready, stopped by SIGTERM.
+//! A server as a child process of the same binary: starts it, waits until it is ready, stops it with SIGTERM.
 //!
 //! Its output goes to files, not pipes: a server that logs a line per message must not wake the generator for it.
 
@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep, timeout};
 const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
-/// Enough for a start-up; a server that logs each message may have written far more by its end.
+/// How much output to show: enough for a start. A server that logs each message may have written far more by its end.
 const TAIL_BYTES: u64 = 64 * 1024;
 const STDOUT: &str = "stdout.log";
 const STDERR: &str = "stderr.log";
 
-/// A running server and the directory that holds its output; both go when this is dropped.
+/// A running server and the directory of its output. Dropping it ends the server and deletes the directory.
 pub(crate) struct Server {
     process: Child,
     directory: TempDir,
@@ -30,7 +30,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// The real server with an empty data directory of its own and every port its own choice.
+    /// Starts the real server with an empty data directory and ports chosen by the system.
     pub(crate) async fn start_weir() -> Result<Self> {
         let directory = scratch()?;
         let data = directory.path().join("data");
@@ -39,7 +39,7 @@ impl Server {
         Self::start(command, directory).await.context("start a private server")
     }
 
-    /// The baseline: an empty handler.
+    /// Starts the baseline, an empty handler.
     pub(crate) async fn start_empty() -> Result<Self> {
         let mut command = this_binary()?;
         command.args(["bench", "empty", "--listen", "127.0.0.1:0"]);
@@ -65,18 +65,18 @@ impl Server {
                 return Ok(url);
             }
             if let Some(status) = exited {
-                bail!("it ended with {status} before it was ready: {}", self.last_words());
+                bail!("the server ended with {status} before it was ready: {}", self.last_output());
             }
             ensure!(
                 Instant::now() < deadline,
                 "it was not ready within {START_LIMIT:?}: {}",
-                self.last_words()
+                self.last_output()
             );
             sleep(POLL).await;
         }
     }
 
-    /// Asks the server to finish and waits for it; one that does not is killed and reported.
+    /// Stops the server with SIGTERM. Kills it, and fails, if it does not end in time.
     pub(crate) async fn stop(mut self) -> Result<()> {
         let pid = self.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         if let Some(pid) = pid {
@@ -87,17 +87,17 @@ impl Server {
             bail!("the server did not stop within {STOP_LIMIT:?} of SIGTERM and was killed");
         };
         let status: ExitStatus = status.context("wait for the server to stop")?;
-        ensure!(status.success(), "the server ended with {status}: {}", self.last_words());
+        ensure!(status.success(), "the server ended with {status}: {}", self.last_output());
         Ok(())
     }
 
-    /// Whether the server's files live in memory, where an fsync costs nothing.
+    /// Whether the server's files are in memory, where an fsync costs nothing.
     pub(crate) fn is_on_tmpfs(&self) -> bool {
         const TMPFS_MAGIC: i128 = 0x0102_1994;
         rustix::fs::statfs(self.directory.path()).is_ok_and(|stat| i128::from(stat.f_type) == TMPFS_MAGIC)
     }
 
-    fn last_words(&self) -> String {
+    fn last_output(&self) -> String {
         let text = format!("{}\n{}", self.tail(STDOUT), self.tail(STDERR));
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         match lines.len() {
@@ -106,7 +106,7 @@ impl Server {
         }
     }
 
-    /// The end of what the child wrote so far; a file that cannot be read counts as nothing written.
+    /// The end of the child's output so far; empty if the file cannot be read.
     fn tail(&self, name: &str) -> String {
         let read = || -> std::io::Result<Vec<u8>> {
             let mut file = File::open(self.directory.path().join(name))?;
@@ -124,7 +124,7 @@ fn scratch() -> Result<TempDir> {
     tempfile::Builder::new().prefix("weir-bench-").tempdir().context("create a temporary directory")
 }
 
-/// This executable with no setting of the operator's: a private run must not reach their database.
+/// This executable without the operator's settings: a private run must not use their database.
 fn this_binary() -> Result<Command> {
     let path = std::env::current_exe().context("find the path of this executable")?;
     let mut command = Command::new::<&Path>(path.as_ref());

@@ -1,4 +1,4 @@
-//! Which answers a load is made for; whatever else comes back is no result but a thing to note.
+//! The status that a load expects. Other statuses are noted in the report.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The answers a load is made for. As text `2xx`, or a status such as `429`.
+/// The expected status. As text `2xx`, or a status such as `429`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Expect {
     /// Any 2xx.
     #[default]
     Success,
-    /// This one alone, such as the 429 of a load of refusals.
+    /// Exactly this one, such as 429 for a load of refusals.
     Status(u16),
 }
 

@@ -1,8 +1,7 @@
-//! The load generator: many keep-alive connections on a few threads of their own, cheap enough that the server is
-//! what is measured.
+//! The load generator: many keep-alive connections on a few threads, cheap enough not to be the bottleneck.
 //!
-//! A request belongs to the measured time if it was due in it; its answer counts even if it comes after. What to
-//! send and what the numbers mean is left to the benchmarks; how they are shown, to `report`.
+//! A request is measured if it was due in the measured time, even if its response arrives later. Benchmarks decide what
+//! to send, and `report` prints the results.
 
 mod configure;
 mod connection;
@@ -33,13 +32,13 @@ use crate::report::{Progress, Report};
 use schedule::{Schedule, Tickets};
 use stats::Stats;
 
-/// What a generator thread may take beyond the limit of its last requests before it is given up.
+/// How long to wait for a generator thread beyond the timeout of its last requests.
 const HARD_STOP_MARGIN: Duration = Duration::from_secs(2);
 
-/// Where requests go and what they say.
+/// Where requests are sent, and their contents.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// What the report and the progress line call it.
+    /// The name in the report and the progress line.
     pub name: String,
     pub address: SocketAddr,
     pub template: Template,
@@ -55,13 +54,13 @@ pub struct LoadOptions {
     pub duration: Duration,
     /// Limit on connecting and on each request.
     pub timeout: Duration,
-    /// Requests per second over all connections (open loop); without it each answer starts the next request.
+    /// Requests per second over all connections (open loop). Without it, each response starts the next request.
     pub rate_per_s: Option<NonZeroU32>,
-    /// Requests after which a connection is closed and another opened; without it connections last.
+    /// Requests after which a connection is replaced. Without it, connections stay open.
     pub requests_per_connection: Option<NonZeroU32>,
-    /// How many keys the requests are spread over, uniformly.
+    /// The number of keys, over which requests are spread uniformly.
     pub keys: u64,
-    /// The answers it is made for. All are counted; the report tells these from the others.
+    /// The expected status. The report counts other statuses separately.
     pub expect: Expect,
 }
 
@@ -129,7 +128,7 @@ impl Run {
     }
 }
 
-/// Tells the threads to stop when the caller stops waiting for them.
+/// Stops the threads when the caller drops the future.
 struct Abandon(Arc<Run>);
 
 impl Drop for Abandon {
@@ -138,14 +137,14 @@ impl Drop for Abandon {
     }
 }
 
-/// What one generator thread brings back.
+/// The result of one generator thread.
 struct Share {
     stats: Stats,
-    /// Processor time it took in the measured time.
+    /// Processor time used in the measured time.
     cpu: Duration,
 }
 
-/// Loads `target` as `load` says and reports what it answered. Dropping the future stops the load.
+/// Loads `target` as `load` says and reports its responses. Dropping the future stops the load.
 pub async fn measure(target: &Target, load: &LoadOptions) -> Result<Report> {
     ensure!(load.connections > 0 && load.threads > 0, "a load needs at least one connection and one thread");
     ensure!(!load.duration.is_zero() && load.keys > 0, "a load needs a duration and at least one key");
@@ -167,7 +166,7 @@ fn spawn_worker(run: &Arc<Run>, worker: usize) -> Result<oneshot::Receiver<Resul
     let run = Arc::clone(run);
     std::thread::Builder::new()
         .name(format!("weir-load-{worker}"))
-        // Nobody listens any more once the caller has abandoned the run.
+        // The receiver is dropped if the caller has abandoned the run.
         .spawn(move || drop(done.send(generate(&run, worker))))
         .context("start a generator thread")?;
     Ok(receiver)
@@ -181,7 +180,7 @@ async fn collect(threads: Vec<oneshot::Receiver<Result<Share>>>) -> Result<Vec<S
     Ok(shares)
 }
 
-/// The work of one thread: its share of the connections on a runtime that no other thread touches.
+/// Runs one thread's share of the connections on a runtime of its own.
 fn generate(run: &Arc<Run>, worker: usize) -> Result<Share> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;

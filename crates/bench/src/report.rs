@@ -1,4 +1,4 @@
-//! What a measurement found, and how people and programs read it.
+//! The results of a measurement, for people and programs.
 //!
 //! Nothing here measures. The progress line goes to a terminal on stderr, results to stdout, through one function.
 
@@ -26,27 +26,27 @@ pub struct Report {
     pub connections: usize,
     pub threads: usize,
     pub keys: u64,
-    /// The answers the load was made for.
+    /// The expected status.
     pub expect: Expect,
-    /// The rate asked for (open loop), or none (closed loop).
+    /// The requested rate (open loop), or none (closed loop).
     pub rate_per_s: Option<NonZeroU32>,
     pub warmup_s: f64,
     pub duration_s: f64,
-    /// Answered requests, whatever the status.
+    /// Requests with a response, whatever the status.
     pub requests: u64,
     pub requests_per_s: f64,
-    /// In an open loop from when the request was due, so waiting for a free connection is part of it.
+    /// In an open loop, measured from when the request was due, including the wait for a free connection.
     pub latency_ms: LatencyMs,
     pub statuses: BTreeMap<u16, u64>,
     pub errors: ErrorCounts,
     /// Open loop: requests that were due and for which no connection became free.
     pub unsent: u64,
-    /// Processor cores the generator took; near its number of threads, it was the limit.
+    /// Processor cores used by the generator. If close to its number of threads, the generator was the bottleneck.
     pub generator_cores: f64,
 }
 
 impl Report {
-    /// Answers of the kind that the load was made for.
+    /// Responses with the expected status.
     #[must_use]
     pub fn expected(&self) -> u64 {
         let met = self.statuses.iter().filter(|(status, _)| self.expect.is_met_by(**status));
@@ -64,7 +64,7 @@ pub struct LatencyMs {
     pub max: f64,
 }
 
-/// Requests without an answer, by what went wrong.
+/// Requests without a response, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorCounts {
     pub connect: u64,
@@ -95,7 +95,7 @@ pub struct Comparison {
     pub baseline: Option<Report>,
     /// Rate of the result as a share of the baseline's; none in an open loop, where both rates are given.
     pub ratio: Option<f64>,
-    /// What a reader has to know before quoting the numbers.
+    /// Caveats about the numbers.
     pub notes: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ pub fn ratio(result: &Report, baseline: &Report) -> Option<f64> {
     (baseline.requests_per_s > 0.0).then(|| result.requests_per_s / baseline.requests_per_s)
 }
 
-/// What makes the numbers of a report mean less than they seem to.
+/// Returns caveats about the numbers of a report.
 fn cautions(report: &Report) -> Vec<String> {
     let name = &report.name;
     let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! From a URL to an address that may be loaded: only plain HTTP, and only this machine unless asked otherwise.
+//! Resolves the URL of a target: only plain HTTP, and only this machine unless remote targets are allowed.
 
 use std::net::SocketAddr;
 
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_passes_unasked() {
+    fn only_loopback_is_allowed_by_default() {
         for address in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             refuse_remote(address.parse().unwrap()).unwrap();
         }

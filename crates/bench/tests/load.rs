@@ -1,4 +1,4 @@
-//! The generator against small servers, good and bad: what it counts must be what happened. No timing is asserted.
+//! Tests the generator's counts with small servers, correct and faulty ones. No timing is asserted.
 #![expect(clippy::unwrap_used, reason = "a server that cannot be set up has to fail its test")]
 
 use std::collections::BTreeSet;
@@ -77,7 +77,7 @@ async fn a_closed_loop_counts_only_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_is_what_was_expected_only_when_it_was() {
+async fn refusals_count_as_expected_only_if_they_are_expected() {
     let address =
         serve(Router::new().route("/api/send", post(|| async { StatusCode::TOO_MANY_REQUESTS }))).await;
     let report = measured(address, &LoadOptions { expect: Expect::Status(429), ..load() }).await;
@@ -102,7 +102,7 @@ async fn an_open_loop_accounts_for_every_request_that_was_due() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_loop_says_what_a_slow_server_kept_from_being_sent() {
+async fn an_open_loop_counts_requests_that_a_slow_server_kept_from_being_sent() {
     let slow = post(|| async { tokio::time::sleep(Duration::from_millis(100)).await });
     let address = serve(Router::new().route("/api/send", slow)).await;
     let options = LoadOptions { connections: 1, rate_per_s: NonZeroU32::new(1000), ..load() };
@@ -113,7 +113,7 @@ async fn an_open_loop_says_what_a_slow_server_kept_from_being_sent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_connection_is_counted_and_comes_back() {
-    // One answer, then the end of the connection instead of the second.
+    // One response, then the end of the connection.
     let address = serve_raw(|mut stream| async move {
         read_request(&mut stream).await?;
         stream.write_all(OK).await?;
@@ -176,7 +176,7 @@ async fn nobody_listening_is_a_connect_error() {
     assert!(report.errors.connect >= 8 && report.requests == 0, "{report:?}");
 }
 
-/// A server that keeps the bodies it was sent.
+/// A server that records the bodies of requests.
 async fn serve_recorder() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let bodies = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&bodies);

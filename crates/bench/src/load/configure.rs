@@ -1,4 +1,4 @@
-//! One request for each key, as fast as the server takes them: what a benchmark needs in place before it measures.
+//! Sends one request per key as fast as the server accepts them, to set up a benchmark.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub async fn configure(target: &Target, keys: u64) -> Result<()> {
     Progress::counted(&target.name, keys).watch(&work.live, all).await
 }
 
-/// What the connections share.
+/// Shared by the connections.
 struct Work {
     target: Target,
     keys: u64,

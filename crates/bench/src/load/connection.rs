@@ -1,4 +1,4 @@
-//! The life of one connection in a run: connect, take turns, count, and come back when dropped.
+//! One connection of a run: connects, sends requests in turn, counts responses, and reconnects when disconnected.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use super::stats::{Failure, Stats};
 use super::{Live, Run};
 use crate::load::Template;
 
-/// Between attempts to connect to a server that refuses: short of a busy loop, quick to notice its return.
+/// The pause between attempts to connect: no busy loop, but short enough to notice a restarted server quickly.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Loads the target until the run is over. `seed` makes the order of keys this connection's own.
+/// Loads the target until the run is over. `seed` gives each connection a different order of keys.
 pub(super) async fn drive(run: Arc<Run>, worker: usize, seed: u64) -> Stats {
     let mut connection = Connection {
         stats: Stats::new(),
@@ -26,7 +26,7 @@ pub(super) async fn drive(run: Arc<Run>, worker: usize, seed: u64) -> Stats {
         live: &run.live[worker],
         run: &run,
     };
-    // Without its timer a connection cannot keep the schedule, so it stays out and the report shows why.
+    // Without a timer the connection cannot keep the schedule, so it sends nothing and the report shows the error.
     match Pace::new(&run) {
         Ok(pace) => connection.drive(pace).await,
         Err(_) => connection.failed(Failure::Connect, Instant::now()),
@@ -83,7 +83,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Counts one outcome; whether the connection can be used again.
+    /// Counts one outcome. Returns whether the connection can be used again.
     fn count(&mut self, outcome: Result<Answer, Failure>, turn: Turn, now: Instant) -> bool {
         match outcome {
             Ok(answer) => {

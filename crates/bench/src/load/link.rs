@@ -1,6 +1,6 @@
-//! One keep-alive connection: sends ready-made bytes, reads answers, and gives up after a limit.
+//! One keep-alive connection: sends prepared bytes and reads responses, within a timeout.
 //!
-//! One write and one read system call a request, no allocation, and no timer set per request.
+//! Each request takes one write and one read system call, no allocation, and no timer of its own.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -16,14 +16,14 @@ use tokio::time::{Sleep, sleep, timeout};
 use super::response::{Answer, Parser};
 use super::stats::Failure;
 
-/// A response head has to fit; bodies may be of any length.
+/// The size of the buffer. A response head must fit; bodies may have any length.
 const BUFFER: usize = 16 * 1024;
 
 pub(super) struct Link {
     stream: TcpStream,
     parser: Parser,
     buffer: Box<[u8]>,
-    /// The part of the buffer that was read and not yet used.
+    /// The part of the buffer that was read and not consumed yet.
     unread: std::ops::Range<usize>,
 }
 
@@ -41,7 +41,7 @@ impl Link {
     pub(super) async fn exchange(&mut self, request: &[u8]) -> Result<Answer, Failure> {
         self.send(request).await?;
         let answer = self.receive().await?;
-        // Bytes beyond the one answer asked for would be taken for the next one.
+        // Bytes after the response would be parsed as the next one.
         if self.unread.is_empty() { Ok(answer) } else { Err(Failure::Protocol) }
     }
 
@@ -82,9 +82,9 @@ fn failure(_error: io::Error) -> Failure {
     Failure::Reset
 }
 
-/// The limit on an exchange, kept by one timer that is moved only when it fires.
+/// The timeout of an exchange, with one timer that is reset only when it fires.
 ///
-/// A timer set for each request would cost more than parsing its answer does.
+/// Setting a timer for each request would cost more than parsing its response.
 pub(super) struct Patience {
     limit: Duration,
     timer: Pin<Box<Sleep>>,
@@ -95,7 +95,7 @@ impl Patience {
         Self { limit, timer: Box::pin(sleep(limit)) }
     }
 
-    /// The outcome of `work`, or a timeout once the limit has passed since `started`.
+    /// Returns the outcome of `work`, or a timeout when the limit has passed since `started`.
     pub(super) async fn bound<T>(
         &mut self,
         started: Instant,

@@ -1,4 +1,4 @@
-//! When a connection may send next: at once (closed loop), or when its ticket is due (open loop).
+//! When a connection may send its next request: at once (closed loop), or when its ticket is due (open loop).
 
 use std::io;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use super::Run;
 use super::schedule::Tickets;
 
 pub(super) enum Pace {
-    /// The answer to one request starts the next.
+    /// Each response starts the next request.
     Closed,
     /// The schedule starts requests.
     Open { tickets: Arc<Tickets>, alarm: Alarm },
 }
 
-/// A request that may go now.
+/// A request to send now.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
-    /// What latency counts from.
+    /// The start of its latency.
     pub(super) due: Instant,
-    /// What the limit on the exchange counts from.
+    /// The start of its timeout.
     pub(super) sent: Instant,
 }
 
@@ -31,7 +31,7 @@ impl Pace {
         })
     }
 
-    /// Waits for the next turn; none is left when the run is over. `now` is when the last answer came.
+    /// Waits for the next turn. Returns `None` when the run is over. `now` is when the last response arrived.
     pub(super) async fn next(&mut self, run: &Run, now: Instant) -> Option<Turn> {
         if run.is_over(now) {
             return None;
@@ -48,7 +48,7 @@ impl Pace {
     }
 }
 
-/// A timer of the kernel's precision: the runtime's rounds to a millisecond, which would drown what is measured.
+/// A timer with the kernel's precision. The runtime's timer rounds to a millisecond, more than what is measured.
 #[cfg(target_os = "linux")]
 pub(super) struct Alarm {
     timer: tokio::io::unix::AsyncFd<std::os::fd::OwnedFd>,
@@ -76,7 +76,7 @@ impl Alarm {
         }
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spec = Itimerspec { it_interval, it_value };
-        // Neither call fails on a timer that exists; if one did, the request would go early, not never.
+        // Neither call fails on a valid timer. If one did, the request would be sent early, not lost.
         if timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &spec).is_err() {
             return;
         }
@@ -87,7 +87,7 @@ impl Alarm {
     }
 }
 
-/// Elsewhere the runtime's timer has to do.
+/// Other systems use the runtime's timer.
 #[cfg(not(target_os = "linux"))]
 pub(super) struct Alarm;
 

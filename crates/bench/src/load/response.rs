@@ -1,12 +1,12 @@
-//! Reads just enough of an HTTP/1.1 response to know its status and where it ends.
+//! Parses just enough of an HTTP/1.1 response to find its status and its end.
 //!
-//! Bodies are skipped, never stored. The parser owns no bytes: the link keeps the buffer and says what is in it.
+//! Bodies are skipped, never stored. The buffer belongs to the link, which passes slices of it.
 
 use httparse::{EMPTY_HEADER, Header, Status};
 
 const MAX_HEADERS: usize = 48;
 
-/// What is kept of a response.
+/// A parsed response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -29,17 +29,17 @@ enum State {
     UntilClose,
 }
 
-/// What one step did with the bytes it saw.
+/// The result of one parsing step.
 enum Step {
-    /// Used so many and can go on.
+    /// Consumed this many bytes; parsing continues.
     Used(usize),
-    /// Used so many, and the response is complete.
+    /// Consumed this many bytes, and the response is complete.
     Last(usize),
-    /// Used none: the next part is not all there.
+    /// Consumed none: the next part is incomplete.
     Starved,
 }
 
-/// The place reached in the current response.
+/// The parser's position in the current response.
 #[derive(Debug)]
 pub(super) struct Parser {
     state: State,
@@ -51,7 +51,7 @@ impl Parser {
         Self { state: State::Head, answer: Answer { status: 0, keep_alive: true } }
     }
 
-    /// Takes what it can of `input`: how many bytes it used, and the answer if they completed one.
+    /// Parses as much of `input` as possible. Returns how many bytes were consumed, and the response if it is complete.
     ///
     /// Bytes it did not use must be shown again with more behind them.
     pub(super) fn advance(&mut self, input: &[u8]) -> Result<(usize, Option<Answer>), Malformed> {
@@ -68,7 +68,7 @@ impl Parser {
         }
     }
 
-    /// The peer closed: that ends a response without a length, and cuts off any other.
+    /// Handles the end of the connection, which completes a response without a length and truncates any other.
     pub(super) fn close(&mut self) -> Option<Answer> {
         let whole = self.state == State::UntilClose;
         self.state = State::Head;
@@ -150,7 +150,7 @@ impl Parser {
     }
 }
 
-/// How many of the bytes belong to the `left` that remain, and how many remain after them.
+/// Returns how many of the bytes belong to the `left` remaining ones, and how many remain afterwards.
 fn skip(input: &[u8], left: u64) -> (usize, u64) {
     let count = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
     (count, left - count as u64)
@@ -165,7 +165,7 @@ fn trailers(input: &[u8]) -> Result<Step, Malformed> {
     }
 }
 
-/// The headers that say where the body ends and whether the connection goes on.
+/// The headers that determine the end of the body and whether the connection stays open.
 #[derive(Default)]
 struct Framing {
     length: Option<u64>,

@@ -1,4 +1,4 @@
-//! What one connection counts, and how the counts of several become one.
+//! The counts of one connection, and how those of several are merged.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use hdrhistogram::Histogram;
 
 use crate::report::{ErrorCounts, LatencyMs};
 
-/// Latencies are kept from one microsecond to this, to three digits; longer ones count as this.
+/// The histogram has latencies from one microsecond to this, to three digits; longer ones count as this.
 const LATENCY_LIMIT_US: u64 = 120_000_000;
 
-/// Why a request got no answer.
+/// Why a request got no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
     #[error("no connection could be made")]
@@ -77,7 +77,7 @@ impl Stats {
     pub(super) fn latency_ms(&self) -> LatencyMs {
         let at = |quantile| self.latency_us.value_at_quantile(quantile) as f64 / 1000.0;
         let max = self.latency_us.max() as f64 / 1000.0;
-        // A percentile is the upper edge of its bucket, which may lie just above the largest value seen.
+        // A percentile is the upper edge of its bucket, which may be above the largest value recorded.
         LatencyMs {
             p50: at(0.5).min(max),
             p90: at(0.9).min(max),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_outside_the_range_are_kept_at_its_edges() {
+    fn latencies_outside_the_range_count_as_its_edges() {
         let mut stats = Stats::new();
         stats.answered(200, Duration::ZERO);
         stats.answered(200, Duration::from_secs(100_000));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_reads_as_zero() {
+    fn percentiles_of_no_measurement_are_zero() {
         assert_eq!(Stats::new().requests(), 0);
         assert_eq!(Stats::new().latency_ms(), LatencyMs::default());
     }

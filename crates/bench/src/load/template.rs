@@ -1,4 +1,4 @@
-//! Request bytes built once: a connection patches the digits of the key and sends the same buffer again.
+//! Request bytes that are built once: a connection replaces the digits of the key and sends the same buffer again.
 //!
 //! The key has a fixed width, so neither the length of the body nor any header changes between requests.
 
@@ -10,9 +10,9 @@ pub(crate) const KEY_DIGITS: usize = 10;
 /// A request body around the ten digits of a key.
 #[derive(Debug, Clone)]
 pub struct Body {
-    /// What stands before the digits.
+    /// The text before the digits.
     pub before: String,
-    /// What stands after the digits.
+    /// The text after the digits.
     pub after: String,
 }
 
@@ -30,7 +30,7 @@ impl Template {
         Self::post_json_with(authority, path, &[], body)
     }
 
-    /// The same with more headers.
+    /// Like [`post_json`](Self::post_json), with additional headers.
     #[must_use]
     pub fn post_json_with(authority: &str, path: &str, headers: &[(&str, &str)], body: &Body) -> Self {
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -47,7 +47,7 @@ impl Template {
         Self { bytes, digits }
     }
 
-    /// A request whose key stands in one of its headers, behind what is given of its value; with a JSON body, or none.
+    /// A request with the key in a header, after a given prefix, and with or without a JSON body.
     #[must_use]
     pub fn keyed_by_header(
         method: &str,
@@ -69,7 +69,7 @@ impl Template {
         Self { bytes, digits }
     }
 
-    /// Writes `key` over the digits; of a longer number the last ten count.
+    /// Replaces the digits by `key`, or by the last ten digits of a longer number.
     pub fn set_key(&mut self, key: u64) {
         let mut rest = key;
         for digit in self.bytes[self.digits.clone()].iter_mut().rev() {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_stand_in_a_header() {
+    fn a_key_may_be_in_a_header() {
         let header = ("X-User-Id", "u");
         let mut template = Template::keyed_by_header("POST", "localhost:1", "/a", header, Some("{}"));
         template.set_key(42);

@@ -1,4 +1,4 @@
-//! The line that moves while a measurement runs: on a terminal only, so that logs and pipes stay clean.
+//! The progress line of a running measurement. Drawn on terminals only, so that logs and pipes stay clean.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::pin::pin;
@@ -33,7 +33,7 @@ impl Progress {
         Self { name: name.to_owned(), scale: Scale::Count { total } }
     }
 
-    /// The outcome of `work`, with the line drawn from `live` while it runs.
+    /// Runs `work` and draws the line from `live` meanwhile.
     pub(crate) async fn watch<T>(&self, live: &[Live], work: impl Future<Output = T>) -> T {
         if !io::stderr().is_terminal() {
             return work.await;
@@ -74,7 +74,7 @@ fn sum(live: &[Live], count: fn(&Live) -> &AtomicU64) -> u64 {
     live.iter().map(|counts| count(counts).load(Ordering::Relaxed)).sum()
 }
 
-/// Replaces the line. A terminal that cannot be written to must not end a measurement.
+/// Replaces the line. A failure to write must not end the measurement.
 fn draw(line: &str) {
     let mut stderr = io::stderr().lock();
     drop(write!(stderr, "\r{line}\x1b[K").and_then(|()| stderr.flush()));

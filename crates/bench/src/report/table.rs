@@ -1,4 +1,4 @@
-//! A comparison as text: one aligned row a target, then what was done and what to mind.
+//! A comparison as text: one aligned row per target, then errors and caveats.
 
 use super::{Comparison, ErrorCounts, Report};
 

@@ -1,4 +1,4 @@
-//! Mock brokers, and a plain reader of what is on them.
+//! Mock brokers, and a reader of their topics.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use rdkafka::producer::DefaultProducerContext;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use weir_queue::kafka::Brokers;
 
-/// Longer than anything here takes on a busy machine; reaching it is a failure.
+/// The timeout of these tests: longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One mock broker.
 pub(crate) struct Cluster(pub(crate) MockCluster<'static, DefaultProducerContext>);
 
-/// A message as it stands in a topic.
+/// A message in a topic.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub(crate) partition: i32,
@@ -42,7 +42,7 @@ impl Cluster {
         format!("kafka://{}", self.0.bootstrap_servers()).parse().unwrap()
     }
 
-    /// Reads a topic from its beginning until `count` messages were seen, and makes sure that no more follow.
+    /// Reads `count` messages from the beginning of a topic, and asserts that no more follow.
     pub(crate) fn read(&self, topic: &str, count: usize) -> Vec<Stored> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.0.bootstrap_servers())

@@ -1,5 +1,5 @@
-//! Kafka's part of the seam, against the mock brokers that come with librdkafka.
-#![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
+//! The Kafka publisher and source, tested with librdkafka's mock brokers.
+#![expect(clippy::unwrap_used, reason = "a test fails if a value it needs is missing")]
 
 mod cluster;
 mod publisher;

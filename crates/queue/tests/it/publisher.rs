@@ -1,4 +1,4 @@
-//! What a publisher says of its events, and how it comes through trouble.
+//! The outcomes that a publisher reports, and how it recovers from failures.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use crate::cluster::{Cluster, PATIENCE};
 
 const TOPIC: &str = "events";
 const WARM_UP: &str = "warm-up";
-/// Long enough for a publisher to get to know its brokers on a busy machine.
+/// Long enough for a publisher to discover its brokers on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// What a publish may take beyond its timeout: the grace, and a machine that is busy.
+/// How long publishing may take beyond its timeout: the grace period, and delays on a busy machine.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// A publisher that waits for brokers however busy the machine is.
+/// A publisher whose timeout suffices on a busy machine.
 fn publisher(cluster: &Cluster) -> KafkaPublisher {
     let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
     KafkaPublisher::open(&cluster.brokers(), settings).unwrap()
 }
 
-/// A publisher that does not, and knows its brokers already.
+/// A publisher with a short timeout that has discovered its brokers.
 async fn impatient_publisher(cluster: &Cluster) -> KafkaPublisher {
     let settings = PublisherSettings { timeout: TIMEOUT, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
@@ -38,28 +38,28 @@ async fn publish_timed(
     events: Vec<OutgoingEvent>,
 ) -> (Vec<PublishOutcome>, Duration) {
     let started = Instant::now();
-    let fates = publisher.publish(TOPIC, events).await;
-    (fates, started.elapsed())
+    let outcomes = publisher.publish(TOPIC, events).await;
+    (outcomes, started.elapsed())
 }
 
-fn all_confirmed(fates: &[PublishOutcome]) -> bool {
-    fates.iter().all(PublishOutcome::is_confirmed)
+fn all_confirmed(outcomes: &[PublishOutcome]) -> bool {
+    outcomes.iter().all(PublishOutcome::is_confirmed)
 }
 
-fn all_failed(fates: &[PublishOutcome]) -> bool {
-    fates.iter().all(|fate| matches!(fate, PublishOutcome::Failed(_)))
+fn all_failed(outcomes: &[PublishOutcome]) -> bool {
+    outcomes.iter().all(|outcome| matches!(outcome, PublishOutcome::Failed(_)))
 }
 
-/// Publishes one event after another until one is confirmed: brokers that were away, or a producer that failed, come back by
-/// themselves. Says which was.
-async fn recovers(publisher: &KafkaPublisher) -> usize {
+/// Publishes one event after another until one is confirmed, once the brokers are back or the producer is replaced. Returns
+/// the index of that event.
+async fn publish_until_confirmed(publisher: &KafkaPublisher) -> usize {
     let give_up_at = Instant::now() + PATIENCE;
     for n in 0.. {
-        let fates = publisher.publish(TOPIC, events("after", n..n + 1)).await;
-        if all_confirmed(&fates) {
+        let outcomes = publisher.publish(TOPIC, events("after", n..n + 1)).await;
+        if all_confirmed(&outcomes) {
             return n;
         }
-        assert!(Instant::now() < give_up_at, "never confirmed: {fates:?}");
+        assert!(Instant::now() < give_up_at, "never confirmed: {outcomes:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     unreachable!("the loop has no end")
@@ -92,7 +92,7 @@ async fn a_batch_is_confirmed_and_each_key_keeps_its_order() {
 }
 
 #[tokio::test]
-async fn keys_land_where_the_clients_in_java_put_them() {
+async fn keys_get_the_partitions_of_the_java_clients() {
     let cluster = Cluster::start(&[(TOPIC, 12)]);
     let publisher = publisher(&cluster);
     for key in ["alice", "bob", "carol"] {
@@ -104,7 +104,7 @@ async fn keys_land_where_the_clients_in_java_put_them() {
     }
 }
 
-/// Kafka's hash of a key, as `org.apache.kafka.common.utils.Utils` has it.
+/// Kafka's hash of a key, as in `org.apache.kafka.common.utils.Utils`.
 fn murmur2(key: &[u8]) -> u32 {
     const M: u32 = 0x5bd1_e995;
     let mut hash = 0x9747_b28c ^ u32::try_from(key.len()).unwrap();
@@ -125,21 +125,21 @@ fn murmur2(key: &[u8]) -> u32 {
 }
 
 #[tokio::test]
-async fn brokers_that_are_gone_fail_publishing_in_time_then_at_once_and_come_back_by_themselves() {
+async fn publishing_to_unreachable_brokers_fails_in_time_then_at_once_and_recovers() {
     let cluster = Cluster::start(&[(TOPIC, 2)]);
     let publisher = impatient_publisher(&cluster).await;
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..3)).await));
     publisher.ping().await.unwrap();
 
     cluster.0.broker_down(Cluster::BROKER).unwrap();
-    let (fates, took) = publish_timed(&publisher, events("lost", 0..3)).await;
-    assert!(all_failed(&fates), "nothing was sent: {fates:?}");
+    let (outcomes, took) = publish_timed(&publisher, events("lost", 0..3)).await;
+    assert!(all_failed(&outcomes), "nothing was sent: {outcomes:?}");
     assert!(took < TIMEOUT + SLACK, "{took:?}");
-    // The caretaker's question is not answered: then callers do not wait at all.
+    // Once a probe has failed, callers do not wait at all.
     let give_up_at = Instant::now() + PATIENCE;
     loop {
-        let (fates, took) = publish_timed(&publisher, events("lost", 0..3)).await;
-        assert!(all_failed(&fates), "{fates:?}");
+        let (outcomes, took) = publish_timed(&publisher, events("lost", 0..3)).await;
+        assert!(all_failed(&outcomes), "{outcomes:?}");
         if took < Duration::from_millis(50) {
             break;
         }
@@ -148,19 +148,19 @@ async fn brokers_that_are_gone_fail_publishing_in_time_then_at_once_and_come_bac
     assert!(publisher.ping().await.unwrap_err().is_transient());
 
     cluster.0.broker_up(Cluster::BROKER).unwrap();
-    recovers(&publisher).await;
+    publish_until_confirmed(&publisher).await;
     publisher.ping().await.unwrap();
     let stored = cluster.read(TOPIC, 4);
-    assert!(stored.iter().all(|message| message.key != "lost"), "failed is certainly not there: {stored:?}");
+    assert!(stored.iter().all(|message| message.key != "lost"), "failed events are not stored: {stored:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_published_of_a_batch_is_its_beginning() {
-    // Each has librdkafka ask again, half a second later, for what it needs to send anything.
+async fn a_batch_that_times_out_publishes_no_event_without_those_before_it() {
+    // After each error, librdkafka repeats the request that it needs before sending, half a second later.
     let not_yet = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS; 3];
     let mut clusters = Vec::new();
     let mut rounds = tokio::task::JoinSet::new();
-    // In one of the rounds the brokers are ready when the time of the batch is just up.
+    // In one of the rounds, the brokers become ready just when the batch times out.
     for round in 0..12 {
         let cluster = Cluster::start(&[(TOPIC, 1)]);
         cluster.0.request_errors(RDKafkaApiKey::InitProducerId, &not_yet);
@@ -169,50 +169,53 @@ async fn what_is_published_of_a_batch_is_its_beginning() {
         clusters.push(cluster);
         rounds.spawn(async move {
             tokio::time::sleep(Duration::from_millis(50 * round)).await;
-            // Enough that handing them over takes a while: the first are older than the last by that.
-            let fates = publisher.publish(TOPIC, events("alice", 0..20_000)).await;
-            let confirmed = fates.iter().take_while(|fate| fate.is_confirmed()).count();
-            assert!(fates[confirmed..].iter().all(|fate| !fate.is_confirmed()), "{confirmed}, a gap, more");
+            // So many that enqueueing takes a while, which makes the first events older than the last.
+            let outcomes = publisher.publish(TOPIC, events("alice", 0..20_000)).await;
+            let confirmed = outcomes.iter().take_while(|outcome| outcome.is_confirmed()).count();
+            assert!(
+                outcomes[confirmed..].iter().all(|outcome| !outcome.is_confirmed()),
+                "{confirmed}, a gap, more"
+            );
         });
     }
     rounds.join_all().await;
 }
 
 #[tokio::test]
-async fn brokers_that_were_never_there_fail_publishing_in_time() {
+async fn publishing_to_brokers_that_never_existed_fails_in_time() {
     let cluster = Cluster::start(&[(TOPIC, 2)]);
     cluster.0.broker_down(Cluster::BROKER).unwrap();
     let settings = PublisherSettings { timeout: TIMEOUT, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
-    let (fates, took) = publish_timed(&publisher, events("lost", 0..3)).await;
-    assert!(all_failed(&fates), "{fates:?}");
+    let (outcomes, took) = publish_timed(&publisher, events("lost", 0..3)).await;
+    assert!(all_failed(&outcomes), "{outcomes:?}");
     assert!(took < TIMEOUT + SLACK, "{took:?}");
     let asked = Instant::now();
     assert!(publisher.ping().await.is_err());
     assert!(asked.elapsed() < TIMEOUT + SLACK);
     cluster.0.broker_up(Cluster::BROKER).unwrap();
-    recovers(&publisher).await;
+    publish_until_confirmed(&publisher).await;
     cluster.read(TOPIC, 1);
 }
 
 #[tokio::test]
-async fn brokers_that_keep_silent_leave_the_fate_unknown_in_time() {
+async fn brokers_that_do_not_answer_leave_the_outcome_unknown_in_time() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let publisher = impatient_publisher(&cluster).await;
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..1)).await));
     cluster.0.broker_round_trip_time(Cluster::BROKER, 3 * TIMEOUT).unwrap();
-    let (fates, took) = publish_timed(&publisher, events("slow", 0..2)).await;
+    let (outcomes, took) = publish_timed(&publisher, events("slow", 0..2)).await;
     assert!(
-        fates.iter().all(|fate| matches!(fate, PublishOutcome::Unknown(_))),
-        "sent, not answered: {fates:?}"
+        outcomes.iter().all(|outcome| matches!(outcome, PublishOutcome::Unknown(_))),
+        "sent, not answered: {outcomes:?}"
     );
     assert!(took < TIMEOUT + SLACK, "{took:?}");
     cluster.0.broker_round_trip_time(Cluster::BROKER, Duration::ZERO).unwrap();
-    recovers(&publisher).await;
+    publish_until_confirmed(&publisher).await;
 }
 
 #[tokio::test]
-async fn an_error_that_passes_is_tried_again_and_repeats_nothing() {
+async fn a_transient_error_is_retried_without_duplicates() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let publisher = publisher(&cluster);
     let passing = [
@@ -226,63 +229,63 @@ async fn an_error_that_passes_is_tried_again_and_repeats_nothing() {
 }
 
 #[tokio::test]
-async fn an_error_that_stays_fails_the_event_and_not_the_next() {
+async fn a_permanent_error_fails_its_event_and_not_the_next() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let publisher = publisher(&cluster);
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
     cluster.0.request_errors(RDKafkaApiKey::Produce, &refusal);
-    let fates = publisher.publish(TOPIC, events("refused", 0..1)).await;
-    let [PublishOutcome::Failed(error)] = &fates[..] else { panic!("{fates:?}") };
-    assert!(!error.is_transient(), "asking again does not help: {error:?}");
-    // librdkafka refuses the topic until the brokers are asked about it again.
+    let outcomes = publisher.publish(TOPIC, events("refused", 0..1)).await;
+    let [PublishOutcome::Failed(error)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(!error.is_transient(), "a retry does not help: {error:?}");
+    // librdkafka refuses the topic until it has fetched the metadata again.
     publisher.ping().await.unwrap();
-    let fates = publisher.publish(TOPIC, events("alice", 0..1)).await;
-    assert!(all_confirmed(&fates), "{fates:?}");
+    let outcomes = publisher.publish(TOPIC, events("alice", 0..1)).await;
+    assert!(all_confirmed(&outcomes), "{outcomes:?}");
     assert!(cluster.read(TOPIC, 1).iter().all(|message| message.key == "alice"));
 }
 
 #[tokio::test]
-async fn a_producer_that_failed_for_good_is_replaced() {
+async fn a_producer_that_failed_fatally_is_replaced() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let publisher = publisher(&cluster);
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..1)).await));
-    // As if the brokers had lost count: librdkafka gives the producer up.
+    // A sequence error of the brokers, which is fatal to librdkafka's producer.
     let fatal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER];
     cluster.0.request_errors(RDKafkaApiKey::Produce, &fatal);
-    let (fates, took) = publish_timed(&publisher, events("lost", 0..1)).await;
-    assert!(matches!(fates[..], [PublishOutcome::Unknown(_)]), "{fates:?}");
+    let (outcomes, took) = publish_timed(&publisher, events("lost", 0..1)).await;
+    assert!(matches!(outcomes[..], [PublishOutcome::Unknown(_)]), "{outcomes:?}");
     assert!(took < PATIENCE, "{took:?}");
-    recovers(&publisher).await;
+    publish_until_confirmed(&publisher).await;
 }
 
 #[tokio::test]
-async fn more_events_than_may_be_on_their_way_are_refused() {
+async fn more_events_than_may_be_in_flight_are_refused() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let settings = PublisherSettings { timeout: PATIENCE, events_max: 10, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
-    // Slow enough that nothing leaves while the batch is handed over.
+    // So slow that nothing is sent while the batch is enqueued.
     cluster.0.broker_round_trip_time(Cluster::BROKER, Duration::from_millis(100)).unwrap();
-    let fates = publisher.publish(TOPIC, events("alice", 0..15)).await;
-    assert!(all_confirmed(&fates[..10]), "{fates:?}");
-    assert!(all_failed(&fates[10..]), "{fates:?}");
+    let outcomes = publisher.publish(TOPIC, events("alice", 0..15)).await;
+    assert!(all_confirmed(&outcomes[..10]), "{outcomes:?}");
+    assert!(all_failed(&outcomes[10..]), "{outcomes:?}");
     let payloads: Vec<_> = cluster.read(TOPIC, 10).into_iter().map(|message| message.payload).collect();
     assert_eq!(payloads, (0..10).map(|n| format!("alice {n}")).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn an_event_too_large_for_any_broker_fails_alone() {
+async fn an_event_too_large_for_any_broker_fails_and_no_other_does() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
     let publisher = publisher(&cluster);
     let mut batch = events("alice", 0..3);
     batch[1].payload = vec![b'x'; 9 * 1024 * 1024];
-    let fates = publisher.publish(TOPIC, batch).await;
+    let outcomes = publisher.publish(TOPIC, batch).await;
     assert!(
-        matches!(&fates[..], [PublishOutcome::Confirmed, PublishOutcome::Failed(error), PublishOutcome::Confirmed] if !error.is_transient())
+        matches!(&outcomes[..], [PublishOutcome::Confirmed, PublishOutcome::Failed(error), PublishOutcome::Confirmed] if !error.is_transient())
     );
 }
 
 #[tokio::test]
-async fn many_publish_at_once_and_every_event_is_there_once() {
+async fn concurrent_publishers_store_every_event_once() {
     let cluster = Cluster::start(&[(TOPIC, 4)]);
     let publisher = std::sync::Arc::new(publisher(&cluster));
     let mut tasks = tokio::task::JoinSet::new();
@@ -291,8 +294,8 @@ async fn many_publish_at_once_and_every_event_is_there_once() {
         tasks.spawn(async move {
             let key = format!("user-{user}");
             for batch in 0..5 {
-                let fates = publisher.publish(TOPIC, events(&key, batch * 10..(batch + 1) * 10)).await;
-                assert!(all_confirmed(&fates), "{fates:?}");
+                let outcomes = publisher.publish(TOPIC, events(&key, batch * 10..(batch + 1) * 10)).await;
+                assert!(all_confirmed(&outcomes), "{outcomes:?}");
             }
         });
     }

@@ -1,4 +1,4 @@
-//! How fast one publisher is. Run by hand, optimised: `cargo test --release -p weir-queue --test it rate -- --ignored --nocapture`.
+//! Measures one publisher. Run by hand: `cargo test --release -p weir-queue --test it rate -- --ignored --nocapture`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,8 +35,8 @@ async fn publish_for(publisher: Arc<KafkaPublisher>, span: Duration) -> usize {
     let (started, mut batches) = (Instant::now(), 0);
     while started.elapsed() < span {
         let events = (0..BATCH).map(|_| OutgoingEvent::new("alice", vec![b'x'; 160])).collect();
-        let fates = publisher.publish("rate", events).await;
-        assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
+        let outcomes = publisher.publish("rate", events).await;
+        assert!(outcomes.iter().all(PublishOutcome::is_confirmed), "{outcomes:?}");
         batches += 1;
     }
     batches

@@ -1,4 +1,4 @@
-//! What a source hands out, what it commits, and how several share a topic.
+//! What a source delivers and commits, and how several sources share a topic.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const VISIBILITY: Duration = Duration::from_secs(60);
 struct World {
     cluster: Cluster,
     publisher: KafkaPublisher,
-    /// Where sources publish dead letters.
+    /// Publishes dead letters.
     dead_letters: Arc<KafkaPublisher>,
 }
 
@@ -37,8 +37,8 @@ impl World {
         Self { publisher: open(), dead_letters: Arc::new(open()), cluster }
     }
 
-    /// A member whose group settles soon: the mock brokers wait three seconds for the first members, and a second less
-    /// than the session for those that have to join again.
+    /// A member of a group that rebalances soon: the mock brokers wait three seconds for the first members, and a second less
+    /// than the session for those that rejoin.
     fn source(&self) -> KafkaSource {
         self.source_with_session(Duration::from_secs(4))
     }
@@ -51,11 +51,11 @@ impl World {
 
     async fn send(&self, key: &str, range: std::ops::Range<usize>) {
         let events = range.map(|n| OutgoingEvent::new(key, format!("{key} {n}").into_bytes())).collect();
-        let fates = self.publisher.publish(TOPIC, events).await;
-        assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
+        let outcomes = self.publisher.publish(TOPIC, events).await;
+        assert!(outcomes.iter().all(PublishOutcome::is_confirmed), "{outcomes:?}");
     }
 
-    /// What the group has committed, by partition; 0 for nothing.
+    /// The group's committed offsets by partition; 0 for none.
     fn committed(&self, partitions: i32) -> Vec<i64> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.cluster.0.bootstrap_servers())
@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-/// Waits for something to claim.
+/// Waits until there are messages to claim.
 async fn claim(source: &KafkaSource, max: usize) -> MessageClaim {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
@@ -82,7 +82,7 @@ async fn claim(source: &KafkaSource, max: usize) -> MessageClaim {
     }
 }
 
-/// Claims and finishes until `count` messages were seen.
+/// Claims and settles messages until there were `count`.
 async fn deliver(source: &KafkaSource, count: usize) -> Vec<Message> {
     let mut delivered = Vec::new();
     while delivered.len() < count {
@@ -126,24 +126,24 @@ async fn messages_come_in_order_and_are_committed_when_settled() {
 }
 
 #[tokio::test]
-async fn what_was_not_settled_comes_again_in_order() {
+async fn unsettled_messages_are_delivered_again_in_order() {
     let world = World::start(1);
     world.send("alice", 0..6).await;
     let source = world.source();
     assert_eq!(texts(&deliver(&source, 1).await)[0], "alice 0");
     let seen = world.committed(1)[0];
-    // Nothing settled, as when the delivery broke off.
+    // Settles nothing, as when the delivery was aborted.
     let failed = claim(&source, 100).await;
     assert!(source.settle(&failed.receipt, Settlement::default()).await.unwrap());
     assert_eq!(world.committed(1), [seen]);
-    // A hole: what is behind it comes again too.
+    // A gap: the messages after it are delivered again, too.
     let MessageClaim { messages, receipt } = claim(&source, 100).await;
     assert_eq!(texts(&messages)[..], texts(&failed.messages)[..messages.len()]);
     let holed = messages.iter().map(|message| message.position).filter(|position| position.id != seen + 1);
     let settlement = Settlement { done: holed.collect(), ..Settlement::default() };
     assert!(source.settle(&receipt, settlement).await.unwrap());
     assert_eq!(world.committed(1), [seen + 1]);
-    // Only after a pause, counted.
+    // Delivered again only after a pause, with an attempt counted.
     let MessageClaim { messages, receipt } = claim(&source, 1).await;
     let pause = Duration::from_millis(200);
     let settlement = Settlement { retry: vec![(messages[0].position, pause)], ..Settlement::default() };
@@ -159,7 +159,7 @@ async fn what_was_not_settled_comes_again_in_order() {
 }
 
 #[tokio::test]
-async fn the_dead_are_buried_with_their_story_before_they_are_committed() {
+async fn dead_letters_are_published_with_their_origin_before_they_are_committed() {
     let world = World::start(1);
     world.send("alice", 0..3).await;
     let source = world.source();
@@ -185,7 +185,7 @@ async fn the_dead_are_buried_with_their_story_before_they_are_committed() {
 }
 
 #[tokio::test]
-async fn the_dead_that_cannot_be_buried_come_again() {
+async fn dead_letters_that_cannot_be_published_are_delivered_again() {
     let world = World::start(1);
     world.send("alice", 0..1).await;
     let source = world.source();
@@ -198,7 +198,7 @@ async fn the_dead_that_cannot_be_buried_come_again() {
     assert_eq!(world.committed(1), [0]);
     let again = claim(&source, 10).await;
     assert_eq!(again.messages, messages);
-    // librdkafka refuses the topic until the brokers are asked about it again.
+    // librdkafka refuses the topic until it has fetched the metadata again.
     world.dead_letters.ping().await.unwrap();
     assert!(source.settle(&again.receipt, settlement).await.unwrap());
     assert_eq!(world.committed(1), [1]);
@@ -206,12 +206,12 @@ async fn the_dead_that_cannot_be_buried_come_again() {
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_behind_what_was_committed() {
+async fn a_restart_continues_after_the_committed_offset() {
     let world = World::start(1);
     world.send("alice", 0..10).await;
     let source = world.source();
     let delivered = deliver(&source, 4).await;
-    // Out when the source ends: not lost.
+    // Claimed when the source ends: not lost.
     let lost = source.claim(TOPIC, 100, VISIBILITY).await.unwrap();
     source.close().await;
     let source = world.source();
@@ -222,7 +222,7 @@ async fn a_restart_goes_on_behind_what_was_committed() {
 }
 
 #[tokio::test]
-async fn a_member_that_closes_is_followed_at_once() {
+async fn another_member_takes_over_at_once_when_one_closes() {
     let world = World::start(1);
     let session = Duration::from_secs(10);
     world.send("alice", 0..1).await;
@@ -233,12 +233,12 @@ async fn a_member_that_closes_is_followed_at_once() {
     world.send("alice", 1..2).await;
     let second = world.source_with_session(session);
     assert_eq!(texts(&deliver(&second, 1).await), ["alice 1"]);
-    // The mock brokers wait most of a session for others to join; for one that is silent they wait a second one.
+    // The mock brokers wait most of a session for others to join, and a second session for a silent member.
     assert!(left.elapsed() < session * 3 / 2, "{:?}", left.elapsed());
 }
 
 #[tokio::test]
-async fn two_members_share_the_topic_and_every_message_comes_in_order_of_its_key() {
+async fn two_members_share_the_topic_and_each_key_keeps_its_order() {
     let world = World::start(4);
     let keys: Vec<String> = (0..8).map(|n| format!("user-{n}")).collect();
     let send = async |range: std::ops::Range<usize>| {
@@ -268,7 +268,7 @@ async fn two_members_share_the_topic_and_every_message_comes_in_order_of_its_key
             }
         }
         let total: usize = seen.values().map(Vec::len).sum();
-        // The second joins in the middle, and there is more to do until it has had its share.
+        // The second member joins midway, and messages are added until it has delivered some.
         if sources.len() == 1 && total >= 40 {
             sources.push(world.source());
         }
@@ -287,15 +287,15 @@ async fn two_members_share_the_topic_and_every_message_comes_in_order_of_its_key
 }
 
 #[tokio::test]
-async fn a_partition_assigned_anew_is_not_settled_by_an_old_receipt() {
+async fn a_partition_assigned_again_is_not_settled_by_an_old_receipt() {
     let world = World::start(1);
     world.send("alice", 0..3).await;
     let source = world.source();
     let late = claim(&source, 10).await;
-    // The group forgets its member, which has lost everything and joins again.
+    // The group expels its member, which loses its partitions and rejoins.
     let forgotten = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID];
     world.cluster.0.request_errors(RDKafkaApiKey::Heartbeat, &forgotten);
-    // Nothing could be claimed while the first claim is out, unless the partition was assigned anew.
+    // While the first claim is unsettled, messages can be claimed only if the partition was assigned again.
     let again = claim(&source, 10).await;
     assert_eq!(again.messages[0], late.messages[0]);
     assert!(!source.settle(&late.receipt, done(&late.messages)).await.unwrap());
@@ -305,7 +305,7 @@ async fn a_partition_assigned_anew_is_not_settled_by_an_old_receipt() {
 }
 
 #[tokio::test]
-async fn brokers_that_go_away_and_come_back_are_only_a_pause() {
+async fn delivery_resumes_when_unreachable_brokers_return() {
     let world = World::start(1);
     world.send("alice", 0..2).await;
     let source = world.source();
@@ -323,7 +323,7 @@ async fn brokers_that_go_away_and_come_back_are_only_a_pause() {
 }
 
 #[tokio::test]
-async fn a_commit_that_fails_is_made_up_for() {
+async fn a_failed_commit_is_repeated() {
     let world = World::start(1);
     world.send("alice", 0..3).await;
     let source = world.source();
@@ -331,7 +331,7 @@ async fn a_commit_that_fails_is_made_up_for() {
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
     world.cluster.0.request_errors(RDKafkaApiKey::OffsetCommit, &refusal);
     source.settle(&receipt, done(&messages)).await.unwrap_err();
-    // Without another settlement, and without handing it out again.
+    // Without another settlement, and without delivering the message again.
     let give_up_at = Instant::now() + PATIENCE;
     while world.committed(1) != [1] {
         assert!(Instant::now() < give_up_at, "{:?}", world.committed(1));
@@ -341,11 +341,11 @@ async fn a_commit_that_fails_is_made_up_for() {
 }
 
 #[tokio::test]
-async fn topics_that_exist_or_that_nobody_may_make_do_not_stop_the_start() {
+async fn topics_that_exist_or_cannot_be_created_do_not_fail_the_start() {
     let world = World::start(1);
     let brokers = world.cluster.brokers();
     ensure_topics(&brokers, &[TOPIC, DLQ], TopicSettings::default()).await.unwrap();
-    // The mock brokers know no such request: a refusal.
+    // The mock brokers do not support the request: a refusal.
     ensure_topics(&brokers, &["another"], TopicSettings::default()).await.unwrap();
     world.cluster.0.broker_down(Cluster::BROKER).unwrap();
     let unreachable = ensure_topics(&brokers, &[TOPIC], TopicSettings::default()).await.unwrap_err();
