@@ -1,7 +1,9 @@
-//! Sale: stock, one unit per buyer. Routes, the service behind them, the view of all sales, and settings.
+//! Sale: stock, one unit per buyer. HTTP routes, the service behind them, the view of all sales, and their settings,
+//! metrics and events.
 
 pub(crate) mod challenge;
-pub(crate) mod events_ring;
+pub(crate) mod event_ring;
+mod events;
 pub(crate) mod metrics;
 pub(crate) mod purchase_worker;
 pub(crate) mod routes;

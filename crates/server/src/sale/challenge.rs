@@ -1,8 +1,8 @@
-//! Whether a buyer is a person, as a verifier sees it: the protocol that reCAPTCHA, hCaptcha and Turnstile share.
+//! Asks a verifier whether a buyer is a person, in the protocol that reCAPTCHA, hCaptcha and Turnstile share.
 //!
-//! The buyer's page gets a token from the verifier and sends it along; this server shows it to the verifier, with a secret,
-//! and is told whether it is good and, by some verifiers, how surely. A verifier that does not answer lets nobody through:
-//! whoever could make it fail would otherwise get past it.
+//! The buyer's page gets a token from the verifier and sends it along. This server sends the token and a secret to the
+//! verifier, which responds whether the token is valid and, some verifiers, with a score. While the verifier does not
+//! respond, nobody is let through: otherwise anybody who can make it fail could bypass it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,18 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
+use weir_core::UserId;
 use weir_store::{Error, Result};
 
+use super::events::BuyerFlagged;
+use super::metrics::SaleMetrics;
 use super::settings::SaleSettings;
 use crate::outbound::{OutboundClient, OutboundLimits, OutboundTarget, Reach};
-use crate::telemetry::labels::OutcomeLabels;
-use crate::telemetry::metrics::Metrics;
 
-/// The longest token that is shown to the verifier; theirs have at most 2,048 characters.
+/// The longest token that is sent to the verifier. Known verifiers issue at most 2,048 characters.
 pub(crate) const TOKEN_MAX: usize = 4_096;
 
 const BOUNDS: OutboundLimits = OutboundLimits {
@@ -31,62 +30,62 @@ const BOUNDS: OutboundLimits = OutboundLimits {
     idle_max: 64,
 };
 
-/// From this score on a buyer is taken for a person.
-const SURE: f64 = 0.7;
-/// From this score on a buyer is let through, and counted apart.
-const LIKELY: f64 = 0.3;
+/// The lowest score with which a buyer passes.
+const PASSED_MIN: f64 = 0.7;
+/// The lowest score with which a buyer is let through but flagged.
+const FLAGGED_MIN: f64 = 0.3;
 
-/// The verifier.
 pub struct Challenge {
     client: OutboundClient,
     target: OutboundTarget,
     secret: String,
-    outcomes: Family<OutcomeLabels, Counter>,
+    metrics: SaleMetrics,
 }
 
-/// What the verifier says.
 #[derive(Debug, Deserialize)]
-struct Answer {
+struct VerifierResponse {
     success: bool,
     score: Option<f64>,
 }
 
-/// What follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judgement {
-    /// A person.
+pub enum ChallengeOutcome {
+    /// The buyer is a person.
     Passed,
-    /// Perhaps a person: let through, and watched.
+    /// The buyer may be a person: let through, but logged.
     Flagged,
-    /// Has to prove it.
+    /// The buyer has to solve a challenge first.
     Required,
 }
 
 impl Challenge {
-    /// The verifier of the settings, if there is one.
+    /// Returns `None` if no verifier is configured.
     #[must_use]
-    pub fn new(settings: &SaleSettings, metrics: &Metrics) -> Option<Self> {
+    pub fn new(settings: &SaleSettings, metrics: &SaleMetrics) -> Option<Self> {
         let target = OutboundTarget::new(settings.challenge.as_ref()?)?;
         let secret = settings.challenge_secret.clone()?;
         let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
-        Some(Self { client, target, secret, outcomes: metrics.sale.challenges.clone() })
+        Some(Self { client, target, secret, metrics: metrics.clone() })
     }
 
-    /// Judges a buyer by a token. Whoever has none has to get one.
-    /// Fails when the verifier cannot say.
-    pub async fn judge(&self, token: Option<&str>, address: IpAddr) -> Result<Judgement> {
-        let judgement = match token.filter(|token| (1..=TOKEN_MAX).contains(&token.len())) {
-            None => Ok(Judgement::Required),
-            Some(token) => self.ask(token, address).await.map(judge),
+    /// Checks a buyer's token. Without one, a challenge is required. Fails when the verifier is unavailable.
+    pub async fn check(
+        &self,
+        buyer: &UserId,
+        token: Option<&str>,
+        address: IpAddr,
+    ) -> Result<ChallengeOutcome> {
+        let outcome = match token.filter(|token| (1..=TOKEN_MAX).contains(&token.len())) {
+            None => Ok(ChallengeOutcome::Required),
+            Some(token) => self.verify(token, address).await.map(evaluate),
         };
-        let outcome = match &judgement {
-            Ok(Judgement::Passed) => "passed",
-            Ok(Judgement::Flagged) => "flagged",
-            Ok(Judgement::Required) => "required",
-            Err(_) => "failed",
-        };
-        self.outcomes.get_or_create(&OutcomeLabels { outcome }).inc();
-        judgement
+        match &outcome {
+            Ok(ChallengeOutcome::Passed) => self.metrics.record_challenge("passed"),
+            Ok(ChallengeOutcome::Flagged) => BuyerFlagged { buyer, address }.emit(&self.metrics),
+            Ok(ChallengeOutcome::Required) => self.metrics.record_challenge("required"),
+            Err(_) => self.metrics.record_challenge("failed"),
+        }
+        outcome
     }
 
     fn form(&self, token: &str, address: IpAddr) -> Bytes {
@@ -96,27 +95,27 @@ impl Challenge {
         Bytes::from(form.finish())
     }
 
-    async fn ask(&self, token: &str, address: IpAddr) -> Result<Answer> {
+    async fn verify(&self, token: &str, address: IpAddr) -> Result<VerifierResponse> {
         let form_type = HeaderValue::from_static("application/x-www-form-urlencoded");
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, form_type)]);
         let unavailable = |cause: String| Error::unavailable("challenge", cause);
-        let answer = self.client.post(&self.target, headers, self.form(token, address)).await;
-        let answer = answer.map_err(|problem| unavailable(problem.to_string()))?;
-        if !answer.status.is_success() {
-            return Err(unavailable(format!("the verifier answered {}", answer.status)));
+        let response = self.client.post(&self.target, headers, self.form(token, address)).await;
+        let response = response.map_err(|problem| unavailable(problem.to_string()))?;
+        if !response.status.is_success() {
+            return Err(unavailable(format!("the verifier responded {}", response.status)));
         }
-        serde_json::from_slice(&answer.body).map_err(|error| unavailable(error.to_string()))
+        serde_json::from_slice(&response.body).map_err(|error| unavailable(error.to_string()))
     }
 }
 
-/// Verifiers without scores only say yes or no.
-fn judge(answer: Answer) -> Judgement {
-    match answer {
-        Answer { success: false, .. } => Judgement::Required,
-        Answer { score: None, .. } => Judgement::Passed,
-        Answer { score: Some(score), .. } if score >= SURE => Judgement::Passed,
-        Answer { score: Some(score), .. } if score >= LIKELY => Judgement::Flagged,
-        Answer { .. } => Judgement::Required,
+/// A response without a score passes if it is a success.
+fn evaluate(response: VerifierResponse) -> ChallengeOutcome {
+    match response {
+        VerifierResponse { success: false, .. } => ChallengeOutcome::Required,
+        VerifierResponse { score: None, .. } => ChallengeOutcome::Passed,
+        VerifierResponse { score: Some(score), .. } if score >= PASSED_MIN => ChallengeOutcome::Passed,
+        VerifierResponse { score: Some(score), .. } if score >= FLAGGED_MIN => ChallengeOutcome::Flagged,
+        VerifierResponse { .. } => ChallengeOutcome::Required,
     }
 }
 
@@ -125,20 +124,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_fall_into_three_bands() {
-        let judged = |success, score| judge(Answer { success, score });
-        for (score, judgement) in [
-            (1.0, Judgement::Passed),
-            (0.7, Judgement::Passed),
-            (0.699, Judgement::Flagged),
-            (0.3, Judgement::Flagged),
-            (0.299, Judgement::Required),
-            (0.0, Judgement::Required),
-            (f64::NAN, Judgement::Required),
+    fn scores_map_to_three_outcomes() {
+        let outcome = |success, score| evaluate(VerifierResponse { success, score });
+        for (score, expected) in [
+            (1.0, ChallengeOutcome::Passed),
+            (0.7, ChallengeOutcome::Passed),
+            (0.699, ChallengeOutcome::Flagged),
+            (0.3, ChallengeOutcome::Flagged),
+            (0.299, ChallengeOutcome::Required),
+            (0.0, ChallengeOutcome::Required),
+            (f64::NAN, ChallengeOutcome::Required),
         ] {
-            assert_eq!(judged(true, Some(score)), judgement, "{score}");
-            assert_eq!(judged(false, Some(score)), Judgement::Required);
+            assert_eq!(outcome(true, Some(score)), expected, "{score}");
+            assert_eq!(outcome(false, Some(score)), ChallengeOutcome::Required);
         }
-        assert_eq!(judged(true, None), Judgement::Passed);
+        assert_eq!(outcome(true, None), ChallengeOutcome::Passed);
     }
 }

@@ -1,5 +1,5 @@
-//! Purchases that could not be written down, once an operator has them tried again: `/admin/dlq`. They were dead letters, and are
-//! dead letters again when the store still refuses them after the pauses, or their product is gone.
+//! Saves purchases that an operator has replayed: dead letters of purchases that the store had refused (`/admin/dlq`). They
+//! become dead letters again if the store still refuses them after several retries, or if their product was deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,56 +12,56 @@ use weir_queue::{Message, MessageClaim, MessageSource, Settlement};
 use weir_store::sale::{PURCHASES_TOPIC, ProductId, Purchase, SaleLedger};
 use weir_store::{Error, Result};
 
+use super::events::PurchaseReplayFailed;
+
 const BATCH: usize = 64;
-/// How soon those are seen that were replayed on other servers.
+/// How often the queue is polled for purchases that were replayed through other servers.
 const POLL: Duration = Duration::from_secs(5);
 const VISIBILITY: Duration = Duration::from_secs(60);
 /// Pauses between attempts.
 const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
-/// The pause after the store could not be reached.
+/// The pause after a failure.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// Writes them down.
-pub(crate) struct Purchases {
+pub(crate) struct PurchaseWorker {
     source: Arc<dyn MessageSource>,
     ledger: Arc<dyn SaleLedger>,
 }
 
-/// A purchase as it stands in a stream.
+/// A purchase as it is written in Redis streams.
 #[derive(Debug, Deserialize)]
-struct Entry {
+struct PurchaseMessage {
     product: String,
     user: String,
     number: String,
     at: String,
 }
 
-/// What is to be done about one.
+/// How a message is settled.
 #[derive(Debug, PartialEq, Eq)]
-enum NextStep {
+enum Disposition {
     Done,
     Retry(Duration),
     Dead(String),
 }
 
-impl Purchases {
-    /// Whoever takes them from here and writes them down there.
+impl PurchaseWorker {
     #[must_use]
     pub(crate) fn new(source: Arc<dyn MessageSource>, ledger: Arc<dyn SaleLedger>) -> Self {
         Self { source, ledger }
     }
 
-    /// Writes down what is replayed, until told to stop.
+    /// Saves replayed purchases until `closing` is cancelled.
     pub(crate) async fn run(self, closing: CancellationToken) {
-        let mut reachable = true;
+        let mut is_working = true;
         while !closing.is_cancelled() {
-            let outcome = self.write_some().await;
+            let outcome = self.save_batch().await;
             if let Err(error) = &outcome
-                && std::mem::replace(&mut reachable, false)
+                && is_working
             {
-                tracing::warn!(error = %error.with_causes(), "purchases cannot be written down and are tried again");
+                PurchaseReplayFailed { error }.emit();
             }
-            reachable = outcome.is_ok();
+            is_working = outcome.is_ok();
             let pause = async {
                 match outcome {
                     Ok(0) => self.source.wait(PURCHASES_TOPIC, POLL).await,
@@ -76,19 +76,19 @@ impl Purchases {
         }
     }
 
-    /// Takes one batch and writes it down, and says how many it took.
-    async fn write_some(&self) -> Result<usize> {
+    /// Claims and saves one batch. Returns how many messages it had.
+    async fn save_batch(&self) -> Result<usize> {
         let MessageClaim { messages, receipt } =
             self.source.claim(PURCHASES_TOPIC, BATCH, VISIBILITY).await?;
-        let (mut settlement, mut broken) = (Settlement::default(), None);
+        let (mut settlement, mut failure) = (Settlement::default(), None);
         for message in &messages {
-            match self.write(message).await {
-                Ok(NextStep::Done) => settlement.done.push(message.position),
-                Ok(NextStep::Retry(pause)) => settlement.retry.push((message.position, pause)),
-                Ok(NextStep::Dead(reason)) => settlement.dead.push((message.position, reason)),
-                // It stays where it is, and so does what is behind it.
+            match self.save(message).await {
+                Ok(Disposition::Done) => settlement.done.push(message.position),
+                Ok(Disposition::Retry(pause)) => settlement.retry.push((message.position, pause)),
+                Ok(Disposition::Dead(reason)) => settlement.dead.push((message.position, reason)),
+                // This message and those behind it stay in the queue.
                 Err(error) => {
-                    broken = Some(error);
+                    failure = Some(error);
                     break;
                 }
             }
@@ -96,30 +96,33 @@ impl Purchases {
         if !messages.is_empty() {
             self.source.settle(&receipt, settlement).await?;
         }
-        broken.map_or(Ok(messages.len()), Err)
+        failure.map_or(Ok(messages.len()), Err)
     }
 
-    async fn write(&self, message: &Message) -> Result<NextStep> {
+    async fn save(&self, message: &Message) -> Result<Disposition> {
         let Some(purchase) = parse(&message.payload) else {
-            return Ok(NextStep::Dead("it is no purchase".to_owned()));
+            return Ok(Disposition::Dead("the stream entry is not a purchase".to_owned()));
         };
         match self.ledger.record_purchases(purchase.product, vec![purchase]).await {
-            Ok(Some(_)) => Ok(NextStep::Done),
-            Ok(None) => Ok(NextStep::Dead("its product is gone".to_owned())),
+            Ok(Some(_)) => Ok(Disposition::Done),
+            Ok(None) => Ok(Disposition::Dead("the product does not exist".to_owned())),
             Err(error) if error.is_transient() => Err(error),
-            Err(error) => Ok(refused(message.attempts, &error)),
+            Err(error) => Ok(retry_or_give_up(message.attempts, &error)),
         }
     }
 }
 
-/// What the store refuses is tried again after each pause, then no more.
-fn refused(attempts: u32, error: &Error) -> NextStep {
+/// Retries a refused purchase after each of the pauses, then gives up.
+fn retry_or_give_up(attempts: u32, error: &Error) -> Disposition {
     let pause = usize::try_from(attempts).ok().and_then(|attempts| RETRIES.get(attempts));
-    pause.map_or_else(|| NextStep::Dead(error.with_causes().to_string()), |pause| NextStep::Retry(*pause))
+    pause.map_or_else(
+        || Disposition::Dead(error.with_causes().to_string()),
+        |pause| Disposition::Retry(*pause),
+    )
 }
 
 fn parse(payload: &[u8]) -> Option<Purchase> {
-    let Entry { product, user, number, at } = serde_json::from_slice(payload).ok()?;
+    let PurchaseMessage { product, user, number, at } = serde_json::from_slice(payload).ok()?;
     let receipt =
         PurchaseReceipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) };
     let product = ProductId(product.parse().ok()?);
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_a_stream_is_understood_and_nothing_else() {
+    fn only_valid_purchases_are_parsed() {
         let purchase = parse(br#"{"product":"7","user":"u","number":"3","at":"9","more":"x"}"#).unwrap();
         assert_eq!((purchase.product, purchase.buyer.as_str()), (ProductId(7), "u"));
         assert_eq!(purchase.receipt, PurchaseReceipt { number: 3, at: Timestamp::from_micros(9) });
@@ -147,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_tried_again_three_times() {
+    fn a_refused_purchase_is_retried_three_times() {
         let error = Error::failed("test", "no");
-        let pauses: Vec<NextStep> = (0..4).map(|attempts| refused(attempts, &error)).collect();
+        let pauses: Vec<Disposition> = (0..4).map(|attempts| retry_or_give_up(attempts, &error)).collect();
         let [one, five, twenty_five, dead] = &pauses[..] else { panic!("four") };
         assert_eq!(
             [one, five, twenty_five],
-            [1, 5, 25].map(|s| NextStep::Retry(Duration::from_secs(s))).each_ref()
+            [1, 5, 25].map(|s| Disposition::Retry(Duration::from_secs(s))).each_ref()
         );
-        assert!(matches!(dead, NextStep::Dead(reason) if reason.contains("no")));
+        assert!(matches!(dead, Disposition::Dead(reason) if reason.contains("no")));
     }
 }

@@ -1,9 +1,8 @@
-//! Sale over HTTP: `/api/v1/sales`, and what its routes have in common. Answers stand in an envelope of their own:
-//! `{"success":true,"data":{…}}`, or `{"success":false,"error":{"code","message",…}}`. That a buyer gets no unit is such an
-//! answer, with status 200: nothing was wrong with the request.
+//! HTTP routes of sale: `/api/v1/sales`, and what all routes of sale share. Responses have an envelope of their own:
+//! `{"success":true,"data":{…}}`, or `{"success":false,"error":{"code","message",…}}`. A refused purchase is such an error
+//! with status 200: the request was valid.
 
 pub(crate) mod assets;
-mod buyer;
 pub(crate) mod events;
 pub(crate) mod products;
 pub(crate) mod purchases;
@@ -28,7 +27,7 @@ use crate::http::body::Json;
 use crate::http::openapi::schema;
 use crate::http::sale_error::{SaleError, SaleErrorResponse};
 
-/// A success in its envelope.
+/// The envelope of a success.
 #[derive(Debug, Serialize, ToSchema)]
 struct Success<T> {
     #[schema(schema_with = always_true)]
@@ -36,10 +35,10 @@ struct Success<T> {
     data: T,
 }
 
-/// A success, or what the rules refuse: look at `success`.
+/// A success or a refusal: check `success`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "handlers answer with one of the two; only the document has both")]
+#[expect(dead_code, reason = "handlers respond with one of the two; this type is for the OpenAPI document")]
 enum Outcome<T> {
     Success(Success<T>),
     Refused(SaleErrorResponse),
@@ -56,7 +55,7 @@ fn success<T: Serialize>(data: T) -> Json<Success<T>> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct SaleQuery {
-    /// Which sale.
+    /// The sku of the sale.
     #[param(value_type = schema::Sku, required = false)]
     sku: Option<String>,
 }
@@ -73,23 +72,23 @@ struct SaleResponse {
     /// Units left.
     #[schema(examples(87))]
     stock: u32,
-    /// Units at first.
+    /// Units when the sale begins.
     #[schema(minimum = 1, examples(100))]
     initial_stock: u32,
     #[schema(value_type = schema::ProductName)]
     product_name: String,
-    /// From when on it sells.
+    /// When the sale begins.
     #[schema(format = DateTime)]
     start_time: String,
-    /// Until when.
+    /// When the sale ends.
     #[schema(format = DateTime)]
     end_time: String,
 }
 
 /// Read a sale.
 ///
-/// The state and the stock of a sale, from memory and at most 100 ms old. Without `sku`: the sale that runs, else the
-/// next, else the last that ended. Caches may keep it for a second.
+/// Returns the state and the stock of a sale, from memory and at most 100 ms old. Without `sku`: the active sale, else the
+/// next, else the last that ended. Caches may store the response for a second.
 #[utoipa::path(
     get,
     path = "/api/v1/sales",
@@ -123,10 +122,10 @@ pub(crate) async fn get_sale(
     Ok(([(CACHE_CONTROL, "public, max-age=1")], body).into_response())
 }
 
-/// The sku of a query. One that no product can have is that of none.
+/// Parses the query. An invalid sku is an unknown sale.
 fn parse_query(query: Result<Query<SaleQuery>, QueryRejection>) -> Result<Option<Sku>, SaleError> {
     let Query(query) = query.map_err(|problem| SaleError::invalid(problem.body_text()))?;
-    query.sku.map(|sku| Sku::parse(sku).map_err(|_none| unknown_sale())).transpose()
+    query.sku.map(|sku| Sku::parse(sku).map_err(|_invalid| unknown_sale())).transpose()
 }
 
 fn unknown_sale() -> SaleError {
@@ -135,7 +134,7 @@ fn unknown_sale() -> SaleError {
 
 const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
-/// A time as sale writes it: to the millisecond, always.
+/// Formats a time, always with milliseconds.
 fn time_text(at: Timestamp) -> String {
     PRINTER.timestamp_to_string(&rfc3339(at))
 }
@@ -145,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_milliseconds_also_when_these_are_zero() {
+    fn times_have_milliseconds_even_if_they_are_zero() {
         assert_eq!(time_text(Timestamp::from_seconds(1_771_149_600)), "2026-02-15T10:00:00.000Z");
         assert_eq!(time_text(Timestamp::from_micros(1_771_149_601_234_999)), "2026-02-15T10:00:01.234Z");
     }

@@ -1,55 +1,42 @@
-//! Sale: products, purchases through lanes, and what this server knows of sales.
+//! Sale: changes products in the store, sends purchases through lanes, and answers status from the view of all sales.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir_core::UserId;
-use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku, Terms, TermsChange};
+use weir_core::sale::{PurchaseReceipt, Sku, Terms, TermsChange};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
 use weir_store::throttle::{Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 
 use super::challenge::Challenge;
-use super::events_ring::Events;
-use super::view::{SaleView, Seen};
+use super::event_ring::EventRing;
+use super::metrics::SaleMetrics;
+use super::view::{Lookup, SaleView};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
-use crate::telemetry::labels::OutcomeLabels;
 use crate::telemetry::metrics::Metrics;
 
-/// Sale.
 pub struct SaleService {
     store: Arc<dyn SaleStore>,
     lanes: Lanes<Buy, BuyOutcome>,
     view: Arc<SaleView>,
-    events: Arc<Events>,
+    events: Arc<EventRing>,
     throttle: Option<Arc<dyn Throttle>>,
     challenge: Option<Challenge>,
     timeout: Duration,
-    counters: Counters,
-}
-
-#[derive(Debug)]
-struct Counters {
-    bought: Counter,
-    already_purchased: Counter,
-    sold_out: Counter,
-    not_active: Counter,
-    unknown_sku: Counter,
-    throttled: Counter,
-    failed: Counter,
+    metrics: SaleMetrics,
 }
 
 impl SaleService {
-    /// Starts the lanes. A sale is always in the same lane, so its buyers are served in the order in which they came.
+    /// Starts the lanes. A sale always uses the same lane, so its buyers are served in order of arrival.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = engines.sales();
-        let events = Arc::new(Events::new(metrics.sale.listeners.clone(), metrics.sale.events.clone()));
+        let events = Arc::new(EventRing::new(metrics.sale.streams.clone(), metrics.sale.events.clone()));
         let view = Arc::new(SaleView::new(
             Arc::clone(&store),
             engines.sales_clock(),
@@ -63,144 +50,123 @@ impl SaleService {
                 async move {
                     let outcomes = store.buy_batch(batch).await;
                     match &outcomes {
-                        Ok(outcomes) => show(&view, outcomes),
+                        Ok(outcomes) => record_stocks(&view, outcomes),
                         Err(_) => view.invalidate(),
                     }
                     outcomes
                 }
             }
         });
-        let counter = |outcome| metrics.sale.purchases.get_or_create_owned(&OutcomeLabels { outcome });
-        let counters = Counters {
-            bought: counter("bought"),
-            already_purchased: counter("already_purchased"),
-            sold_out: counter("sold_out"),
-            not_active: counter("not_active"),
-            unknown_sku: counter("unknown_sku"),
-            throttled: counter("throttled"),
-            failed: counter("failed"),
-        };
         let per_second = settings.sale.user_per_second;
         let throttle = engines.throttle(per_second, per_second);
-        let challenge = Challenge::new(&settings.sale, metrics);
-        Self { store, lanes, view, events, throttle, challenge, timeout: settings.http.timeout, counters }
+        let challenge = Challenge::new(&settings.sale, &metrics.sale);
+        let (timeout, metrics) = (settings.http.timeout, metrics.sale.clone());
+        Self { store, lanes, view, events, throttle, challenge, timeout, metrics }
     }
 
-    /// Starts what keeps the board and tells of it; it stops when the server does.
+    /// Starts the tasks that update the view and publish its changes, until the server stops.
     pub fn run(&self, tasks: &TaskTracker, closing: &CancellationToken) {
-        tasks.spawn(Arc::clone(&self.view).keep_time(closing.clone()));
-        tasks.spawn(Arc::clone(&self.view).follow(closing.clone()));
-        tasks.spawn(Arc::clone(&self.events).pace(closing.clone()));
+        tasks.spawn(Arc::clone(&self.view).run_timer(closing.clone()));
+        tasks.spawn(Arc::clone(&self.view).sync(closing.clone()));
+        tasks.spawn(Arc::clone(&self.events).publish_deferred(closing.clone()));
     }
 
-    /// A sale, by its sku or the one that matters most, at most a tenth of a second old.
+    /// Returns a sale by its sku, or else the most relevant one, at most 100 ms old.
     pub async fn status(&self, sku: Option<&Sku>) -> Result<Option<Product>> {
         let Some(sku) = sku else { return within(self.timeout, self.view.current()).await };
         match within(self.timeout, self.view.find(sku)).await? {
-            Seen::Here(product) => Ok(Some(product)),
-            Seen::Nowhere => Ok(None),
-            Seen::Unknown => {
+            Lookup::Found(product) => Ok(Some(product)),
+            Lookup::NotFound => Ok(None),
+            Lookup::NotInView => {
                 let product = self.product(sku).await?;
-                // From now on its changes are told.
-                product.iter().for_each(|product| self.view.learn(product.clone()));
+                // From now on its changes are published.
+                product.iter().for_each(|product| self.view.update(product.clone()));
                 Ok(product)
             }
         }
     }
 
-    /// What happens to sales.
     #[must_use]
-    pub const fn events(&self) -> &Arc<Events> {
+    pub const fn events(&self) -> &Arc<EventRing> {
         &self.events
     }
 
-    /// What a buyer has to prove, if anything.
+    /// Returns the challenge of buyers, if one is configured.
     #[must_use]
     pub const fn challenge(&self) -> Option<&Challenge> {
         self.challenge.as_ref()
     }
 
-    /// Counts an attempt of a user to buy, if there is a limit.
+    /// Counts a buyer's attempt against the throttle. Returns `None` if no limit is configured.
     pub fn attempt(&self, buyer: &UserId) -> Option<ThrottleDecision> {
-        let throttled = self.throttle.as_ref()?.take(buyer.as_str());
-        if !throttled.is_allowed {
-            self.counters.throttled.inc();
+        let decision = self.throttle.as_ref()?.take(buyer.as_str());
+        if !decision.is_allowed {
+            self.metrics.throttled.inc();
         }
-        Some(throttled)
+        Some(decision)
     }
 
-    /// Buys one unit.
-    /// Fails when the lane is full or the store does not answer.
+    /// Buys one unit. Fails when the lane is full or the store does not answer in time.
     pub async fn buy(&self, buy: Buy) -> Result<BuyOutcome> {
         let sku = buy.sku.clone();
-        // The lane itself answers in time.
+        // The lane enforces the timeout.
         let outcome = self.lanes.submit(sku.as_str(), buy).await;
-        match &outcome {
-            Ok(BuyOutcome::Bought { .. }) => &self.counters.bought,
-            Ok(BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased)) => &self.counters.already_purchased,
-            Ok(BuyOutcome::Refused(PurchaseRefusal::SoldOut)) => &self.counters.sold_out,
-            Ok(BuyOutcome::Refused(PurchaseRefusal::NotActive)) => &self.counters.not_active,
-            Ok(BuyOutcome::UnknownSku) => &self.counters.unknown_sku,
-            Err(_) => &self.counters.failed,
-        }
-        .inc();
+        self.metrics.record_purchase(&outcome);
         outcome
     }
 
-    /// A buyer's purchase: of one product, or the latest of any.
+    /// Finds a buyer's purchase of one product, or the latest of any.
     pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         within(self.timeout, self.store.find_purchase(buyer, sku)).await
     }
 
-    /// Makes a product.
     pub async fn create(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
         let sku = sku.clone();
-        self.change_board(move |store, view| async move {
+        self.change_products(move |store, view| async move {
             let outcome = store.create_product(&sku, terms).await?;
             if let CreateOutcome::Created(product) = &outcome {
-                view.learn(product.clone());
+                view.update(product.clone());
             }
             Ok(outcome)
         })
         .await
     }
 
-    /// A product as it stands.
     pub async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
         within(self.timeout, self.store.product(sku)).await
     }
 
-    /// Products in order of sku.
+    /// Lists products in order of sku.
     pub async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
         within(self.timeout, self.store.products(after, limit)).await
     }
 
-    /// Changes what a sale offers, as long as it has not begun.
+    /// Changes the terms of a sale that has not begun.
     pub async fn change(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
         let sku = sku.clone();
-        self.change_board(move |store, view| async move {
+        self.change_products(move |store, view| async move {
             let outcome = store.change_product(&sku, change).await?;
             if let ChangeOutcome::Changed(product) = &outcome {
-                view.learn(product.clone());
+                view.update(product.clone());
             }
             Ok(outcome)
         })
         .await
     }
 
-    /// Removes a product with all its purchases; false when there is none.
+    /// Deletes a product and its purchases. Returns false if there is no such product.
     pub async fn delete(&self, sku: &Sku) -> Result<bool> {
         let sku = sku.clone();
-        self.change_board(move |store, view| async move {
-            let is_gone = store.delete_product(&sku).await?;
-            view.forget(&sku);
-            Ok(is_gone)
+        self.change_products(move |store, view| async move {
+            let is_deleted = store.delete_product(&sku).await?;
+            view.remove(&sku);
+            Ok(is_deleted)
         })
         .await
     }
 
-    /// Runs a change to its end, whether or not its caller waits for it.
-    async fn change_board<T, F>(
+    /// Runs a change of products to its end, even if its caller disconnects.
+    async fn change_products<T, F>(
         &self,
         change: impl FnOnce(Arc<dyn SaleStore>, Arc<SaleView>) -> F,
     ) -> Result<T>
@@ -210,19 +176,19 @@ impl SaleService {
     {
         let (store, view) = (Arc::clone(&self.store), Arc::clone(&self.view));
         let change = change(store, Arc::clone(&view));
-        let change = tokio::spawn(async move { view.changing(change).await });
+        let change = tokio::spawn(async move { view.run_change(change).await });
         let change = async { change.await.unwrap_or_else(|panic| Err(Error::failed("sale", panic))) };
         within(self.timeout, change).await
     }
 
-    /// Takes no new purchases and waits for those under way.
+    /// Accepts no more purchases and waits for those in flight.
     pub async fn drain(&self) {
         self.lanes.drain().await;
     }
 }
 
-/// Shows what a batch has sold, once for each product.
-fn show(view: &SaleView, outcomes: &[BuyOutcome]) {
+/// Records the lowest stock of each product that a batch has sold.
+fn record_stocks(view: &SaleView, outcomes: &[BuyOutcome]) {
     let mut left: HashMap<ProductId, u32> = HashMap::new();
     for outcome in outcomes {
         if let BuyOutcome::Bought { product, stock, .. } = outcome {
@@ -230,6 +196,6 @@ fn show(view: &SaleView, outcomes: &[BuyOutcome]) {
         }
     }
     for (product, stock) in left {
-        view.sold(product, stock);
+        view.record_stock(product, stock);
     }
 }

@@ -1,17 +1,16 @@
-//! How sales are guarded.
+//! Settings of sale: the throttle and the challenge of buyers.
 
 use url::Url;
 
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// How sales are guarded.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaleSettings {
-    /// `sale.user_per_second`: attempts to buy that a user may make in a second; 0 is no limit.
+    /// `sale.user_per_second`: how often a user may try to buy per second; 0 is no limit.
     pub user_per_second: u32,
-    /// `sale.challenge`: who says whether a token proves a person, in the protocol of reCAPTCHA, hCaptcha and Turnstile.
+    /// `sale.challenge`: URL of the verifier of challenge tokens, in the protocol of reCAPTCHA, hCaptcha and Turnstile.
     pub challenge: Option<Url>,
-    /// `WEIR_SALE_CHALLENGE_SECRET`: what the verifier knows this server by.
+    /// `WEIR_SALE_CHALLENGE_SECRET`: the secret with which this server authenticates to the verifier.
     pub challenge_secret: Option<String>,
 }
 
@@ -36,7 +35,7 @@ impl SaleSettings {
     }
 }
 
-/// A number from 0 to `max`.
+/// Returns a parser of numbers from 0 to `max`.
 pub(crate) fn up_to(max: u32) -> impl Fn(&str) -> Option<u32> {
     move |text| text.trim().parse().ok().filter(|number| *number <= max)
 }
@@ -46,7 +45,7 @@ fn http_url(text: &str) -> Option<Url> {
 }
 
 impl std::fmt::Debug for SaleSettings {
-    /// Says whether there is a secret, never what it is.
+    /// Shows whether there is a secret, never the secret itself.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SaleSettings")
             .field("user_per_second", &self.user_per_second)

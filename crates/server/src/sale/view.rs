@@ -1,10 +1,9 @@
-//! What this server knows of sales: status is answered from here, and changes are told from here.
+//! An in-memory view of all sales: answers their status and publishes their changes.
 //!
-//! Where this process owns the store, everything that changes passes through it and the board is always current. Where others
-//! share the store, the board is read anew when somebody asks and it is older than a tenth of a second, once for all who
-//! ask meanwhile. While somebody listens it is read as often, or, where the store tells of changes by itself, whenever it
-//! begins to, and seldom after that; while nobody does, nothing is read. States turn by a timer to the next one that is
-//! due, by the store's time.
+//! If this process owns the store, every change passes through it and the view is always current. If other servers share the
+//! store, a call refreshes the view when it is older than 100 ms, once for all concurrent calls. While there are event
+//! streams, the view is refreshed that often too; if the store publishes its changes, only when they start and every two
+//! seconds. Without streams and calls nothing is read. A timer advances states when they are due, by the store's time.
 
 mod state;
 mod sync;
@@ -23,85 +22,84 @@ use weir_store::sale::{Product, ProductId, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX
 use weir_store::{Error, Result};
 
 use self::state::{ReadStart, ViewState};
-use super::events_ring::Events;
+use super::event_ring::EventRing;
 
-/// How old what is told may be.
-const FRESH_FOR: Duration = Duration::from_millis(100);
-/// For so long a product that was heard of stays, though a list that is not quite current does not name it.
-const LEARNED_FOR: Duration = Duration::from_secs(5);
-/// How often a reading is repeated because products were made or removed meanwhile.
+/// The greatest age of the view on a shared store.
+const AGE_MAX: Duration = Duration::from_millis(100);
+/// How long a product that was updated stays in the view although a snapshot that is not current lacks it.
+const UPDATED_FOR: Duration = Duration::from_secs(5);
+/// How often a refresh is repeated because products were created or deleted meanwhile.
 const ATTEMPTS: u32 = 3;
 
-/// What this server knows of sales.
 pub(crate) struct SaleView {
     store: Arc<dyn SaleStore>,
     /// The store's clock, where this process can read it.
     clock: Option<Arc<dyn Clock>>,
     /// Whether other processes may change the store.
     is_shared: bool,
-    known: RwLock<ViewState>,
-    reading: Mutex<()>,
-    /// Counts products made and removed here, before and after each.
-    membership: AtomicU64,
-    events: Arc<Events>,
-    /// Rung when there may be an earlier turn to wait for.
-    earlier: Notify,
-    /// Whether the store tells of changes by itself at present.
-    is_told: AtomicBool,
-    /// Rung when the store has to be read for those who listen.
-    stirred: Notify,
+    state: RwLock<ViewState>,
+    /// Held during a refresh, so that concurrent calls share it.
+    refreshing: Mutex<()>,
+    /// Raised before and after each change of products by this process: odd while one is running.
+    product_changes: AtomicU64,
+    events: Arc<EventRing>,
+    /// Notified when a state may be due earlier than the timer expects.
+    timer_reset: Notify,
+    /// Whether the store publishes its changes at present.
+    has_store_events: AtomicBool,
+    /// Notified when the view must be refreshed for event streams.
+    refresh_requested: Notify,
 }
 
-/// What the board says of a sku.
+/// The result of looking up a sku.
 #[derive(Debug)]
-pub(crate) enum Seen {
+pub(crate) enum Lookup {
     /// The product, in its present state.
-    Here(Product),
-    /// There is none.
-    Nowhere,
-    /// The store has to be asked: there are more than the board holds.
-    Unknown,
+    Found(Product),
+    NotFound,
+    /// The view does not hold all products, so the store has to be asked.
+    NotInView,
 }
 
 impl SaleView {
-    /// A board of this store. `clock` is the store's, where it can be read here.
+    /// Creates an empty view. `clock` is the store's clock, if this process can read it.
     #[must_use]
     pub(crate) fn new(
         store: Arc<dyn SaleStore>,
         clock: Option<Arc<dyn Clock>>,
         is_shared: bool,
-        events: Arc<Events>,
+        events: Arc<EventRing>,
     ) -> Self {
         Self {
             store,
             clock,
             is_shared,
-            known: RwLock::default(),
-            reading: Mutex::default(),
-            membership: AtomicU64::new(0),
+            state: RwLock::default(),
+            refreshing: Mutex::default(),
+            product_changes: AtomicU64::new(0),
             events,
-            earlier: Notify::new(),
-            is_told: AtomicBool::new(false),
-            stirred: Notify::new(),
+            timer_reset: Notify::new(),
+            has_store_events: AtomicBool::new(false),
+            refresh_requested: Notify::new(),
         }
     }
 
-    /// A sale by its sku, in its present state.
-    pub(crate) async fn find(&self, sku: &Sku) -> Result<Seen> {
-        self.freshen().await?;
-        let known = self.known.read();
-        Ok(match known.products.get(sku) {
-            Some(product) => Seen::Here(self.present(&known, product)),
-            None if known.is_whole => Seen::Nowhere,
-            None => Seen::Unknown,
+    /// Looks up a sale by its sku.
+    pub(crate) async fn find(&self, sku: &Sku) -> Result<Lookup> {
+        self.refresh().await?;
+        let state = self.state.read();
+        Ok(match state.products.get(sku) {
+            Some(product) => Lookup::Found(self.at_present(&state, product)),
+            None if state.is_complete => Lookup::NotFound,
+            None => Lookup::NotInView,
         })
     }
 
-    /// The sale that matters most: the one that runs, else the next, else the last.
+    /// Returns the most relevant sale: an active one, else the next, else the last that ended.
     pub(crate) async fn current(&self) -> Result<Option<Product>> {
-        self.freshen().await?;
-        let known = self.known.read();
-        let products = known.products.values().map(|product| self.present(&known, product));
+        self.refresh().await?;
+        let state = self.state.read();
+        let products = state.products.values().map(|product| self.at_present(&state, product));
         let rank = |product: &Product| {
             let terms = &product.sale.terms;
             match product.sale.state {
@@ -113,161 +111,163 @@ impl SaleView {
         Ok(products.min_by_key(rank))
     }
 
-    /// Makes, changes or removes a product. The board must know what came of it also when whoever asked for it has gone, so
-    /// callers run this as a task of its own.
-    /// What the change said.
-    pub(crate) async fn changing<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
-        self.membership.fetch_add(1, Ordering::SeqCst);
+    /// Runs a change of products and returns its result. The view must learn the result even if the caller disconnects, so
+    /// callers run this in a task of its own.
+    pub(crate) async fn run_change<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
+        self.product_changes.fetch_add(1, Ordering::SeqCst);
         let outcome = change.await;
-        self.membership.fetch_add(1, Ordering::SeqCst);
+        self.product_changes.fetch_add(1, Ordering::SeqCst);
         if outcome.is_err() {
             self.invalidate();
         }
         outcome
     }
 
-    /// Takes note that nobody knows what became of something: the store is read before anything is answered.
+    /// Marks the view as outdated, after an unknown outcome: the next call reads the store first.
     pub(crate) fn invalidate(&self) {
-        let mut known = self.known.write();
-        known.read = None;
-        known.invalidations += 1;
+        let mut state = self.state.write();
+        state.read_at = None;
+        state.invalidations += 1;
     }
 
-    /// Takes note of how a product stands.
-    pub(crate) fn learn(&self, product: Product) {
-        let mut known = self.known.write();
-        known.learned.retain(|_, at| at.elapsed() < LEARNED_FOR);
-        known.learned.insert(product.sku.clone(), Instant::now());
-        self.merge(&mut known, product);
-        drop(known);
-        self.earlier.notify_one();
+    /// Adds or updates a product.
+    pub(crate) fn update(&self, product: Product) {
+        let mut state = self.state.write();
+        state.updated.retain(|_, at| at.elapsed() < UPDATED_FOR);
+        state.updated.insert(product.sku.clone(), Instant::now());
+        self.merge(&mut state, product);
+        drop(state);
+        self.timer_reset.notify_one();
     }
 
-    /// Takes note that a product is gone.
-    pub(crate) fn forget(&self, sku: &Sku) {
-        let mut known = self.known.write();
-        known.learned.remove(sku);
-        if known.products.remove(sku).is_some() {
-            self.events.forget(sku);
+    /// Removes a deleted product.
+    pub(crate) fn remove(&self, sku: &Sku) {
+        let mut state = self.state.write();
+        state.updated.remove(sku);
+        if state.products.remove(sku).is_some() {
+            self.events.remove(sku);
         }
     }
 
-    /// Takes note of units sold: so many are left, or fewer.
-    pub(crate) fn sold(&self, id: ProductId, stock: u32) {
-        let mut known = self.known.write();
-        let Some(product) = known.products.values().find(|product| product.id == id) else { return };
-        let mut news = product.clone();
-        news.sale.sold = news.sale.terms.initial_stock.get().saturating_sub(stock);
+    /// Records that at most `stock` units of a product are left.
+    pub(crate) fn record_stock(&self, id: ProductId, stock: u32) {
+        let mut state = self.state.write();
+        let Some(product) = state.products.values().find(|product| product.id == id) else { return };
+        let mut update = product.clone();
+        update.sale.sold = update.sale.terms.initial_stock.get().saturating_sub(stock);
         // The last unit ends the sale whatever the time, and any unit shows that it has begun.
-        news.sale.state = news.sale.state.max(SaleState::Active);
-        news.sale.advance(Timestamp::from_micros(i64::MIN));
-        self.merge(&mut known, news);
+        update.sale.state = update.sale.state.max(SaleState::Active);
+        update.sale.advance(Timestamp::from_micros(i64::MIN));
+        self.merge(&mut state, update);
     }
 
-    /// Reads the store, if what is known is too old.
-    pub(crate) async fn freshen(&self) -> Result<()> {
+    /// Reads the store if the view is outdated.
+    pub(crate) async fn refresh(&self) -> Result<()> {
         if self.is_fresh() {
             return Ok(());
         }
-        let _turn = self.reading.lock().await;
-        // Somebody else may have read it while this call waited for its turn.
+        let _guard = self.refreshing.lock().await;
+        // Another call may have refreshed the view while this one waited.
         if self.is_fresh() {
             return Ok(());
         }
         for attempt in 1..=ATTEMPTS {
-            let asked = ReadStart { at: Instant::now(), invalidations: self.invalidations() };
-            let before = self.membership.load(Ordering::SeqCst);
+            let start = ReadStart { at: Instant::now(), invalidations: self.invalidations() };
+            let before = self.product_changes.load(Ordering::SeqCst);
             let snapshot = self.store.snapshot().await?;
-            let is_same = self.membership.load(Ordering::SeqCst) == before && before.is_multiple_of(2);
+            let is_same = self.product_changes.load(Ordering::SeqCst) == before && before.is_multiple_of(2);
             if is_same || attempt == ATTEMPTS {
-                self.take(snapshot, asked, is_same);
+                self.apply_snapshot(snapshot, start, is_same);
                 return Ok(());
             }
         }
-        Err(Error::unavailable("sale", "the view could not be read"))
+        Err(Error::unavailable("sale", "the view could not be refreshed because products kept changing"))
     }
 
     fn invalidations(&self) -> u64 {
-        self.known.read().invalidations
+        self.state.read().invalidations
     }
 
     fn is_fresh(&self) -> bool {
-        let known = self.known.read();
-        known.read.is_some_and(|at| !self.is_shared || at.elapsed() < FRESH_FOR)
+        let state = self.state.read();
+        state.read_at.is_some_and(|at| !self.is_shared || at.elapsed() < AGE_MAX)
     }
 
-    /// Takes over what the store said. What it does not name is gone, if no product was made or removed meanwhile and it
-    /// has named all there are.
-    fn take(&self, snapshot: SaleSnapshot, asked: ReadStart, is_certain: bool) {
+    /// Applies a snapshot of the store. Products that it lacks are removed if `is_certain`: no product was created or deleted
+    /// here while it was read.
+    fn apply_snapshot(&self, snapshot: SaleSnapshot, start: ReadStart, is_certain: bool) {
         let ended = |product: &&Product| product.sale.state.end_reason().is_some();
         let ended = snapshot.products.iter().filter(ended).count();
         let open = snapshot.products.len() - ended;
-        let mut known = self.known.write();
-        known.is_whole =
+        let mut state = self.state.write();
+        state.is_complete =
             is_certain && snapshot.is_current && open < SNAPSHOT_OPEN_MAX && ended < SNAPSHOT_ENDED_MAX;
         if is_certain {
             let named: HashMap<&Sku, ProductId> =
                 snapshot.products.iter().map(|product| (&product.sku, product.id)).collect();
-            known.learned.retain(|_, at| !snapshot.is_current && at.elapsed() < LEARNED_FOR);
-            let is_gone = |sku: &&Sku| !named.contains_key(*sku) && !known.learned.contains_key(*sku);
-            let gone: Vec<Sku> = known.products.keys().filter(is_gone).cloned().collect();
-            for sku in gone {
-                known.products.remove(&sku);
-                self.events.forget(&sku);
+            state.updated.retain(|_, at| !snapshot.is_current && at.elapsed() < UPDATED_FOR);
+            let is_deleted = |sku: &&Sku| !named.contains_key(*sku) && !state.updated.contains_key(*sku);
+            let deleted: Vec<Sku> = state.products.keys().filter(is_deleted).cloned().collect();
+            for sku in deleted {
+                state.products.remove(&sku);
+                self.events.remove(&sku);
             }
         }
-        known.read = (known.invalidations == asked.invalidations).then_some(asked.at);
-        known.hear(snapshot.now);
+        state.read_at = (state.invalidations == start.invalidations).then_some(start.at);
+        state.sync_time(snapshot.now);
         for product in snapshot.products {
-            self.merge(&mut known, product);
+            self.merge(&mut state, product);
         }
-        known.was_read = true;
-        drop(known);
-        self.earlier.notify_one();
+        state.was_read = true;
+        drop(state);
+        self.timer_reset.notify_one();
     }
 
-    /// Joins what is known of a product with what is heard of it, and tells the difference. News may be older than what is
-    /// known, so within one product nothing goes back but its terms, which only change before anything is sold.
-    fn merge(&self, known: &mut ViewState, news: Product) {
-        let Some(product) = known.products.get_mut(&news.sku).filter(|product| product.id == news.id) else {
-            let is_newer = known.products.get(&news.sku).is_none_or(|product| product.id < news.id);
+    /// Merges an update of a product into the view and publishes the difference. Updates may arrive out of order, so within one
+    /// product nothing goes backwards except its terms, which only change before anything is sold.
+    fn merge(&self, state: &mut ViewState, update: Product) {
+        let Some(product) = state.products.get_mut(&update.sku).filter(|product| product.id == update.id)
+        else {
+            let is_newer = state.products.get(&update.sku).is_none_or(|product| product.id < update.id);
             if is_newer {
-                self.events.forget(&news.sku);
-                // Made elsewhere, and heard of only after it began: nobody else tells those who listen.
-                if known.was_read && news.sale.state == SaleState::Active {
-                    self.events.tell_state(&news.sku, SaleState::Active);
+                self.events.remove(&update.sku);
+                // Created on another server and first seen after it began: nothing else publishes the state here.
+                if state.was_read && update.sale.state == SaleState::Active {
+                    self.events.publish_state(&update.sku, SaleState::Active);
                 }
-                known.products.insert(news.sku.clone(), news);
+                state.products.insert(update.sku.clone(), update);
             }
             return;
         };
-        let (sku, sold, state) = (news.sku, product.sale.sold, product.sale.state);
-        if state == SaleState::Upcoming {
-            product.sale.terms = news.sale.terms;
+        let (sku, sold, before) = (update.sku, product.sale.sold, product.sale.state);
+        if before == SaleState::Upcoming {
+            product.sale.terms = update.sale.terms;
         }
-        product.sale.sold = sold.max(news.sale.sold);
-        product.sale.state = if let SaleState::Ended(_) = state { state } else { state.max(news.sale.state) };
+        product.sale.sold = sold.max(update.sale.sold);
+        product.sale.state =
+            if let SaleState::Ended(_) = before { before } else { before.max(update.sale.state) };
         if product.sale.sold > sold {
-            self.events.tell_stock(&sku, product.sale.stock());
+            self.events.publish_stock(&sku, product.sale.stock());
         }
-        if product.sale.state != state {
-            self.events.tell_state(&sku, product.sale.state);
+        if product.sale.state != before {
+            self.events.publish_state(&sku, product.sale.state);
         }
     }
 
-    fn present(&self, known: &ViewState, product: &Product) -> Product {
+    /// Returns a product with the state that is due now.
+    fn at_present(&self, state: &ViewState, product: &Product) -> Product {
         let mut product = product.clone();
-        if let Some(now) = self.now(known) {
+        if let Some(now) = self.now(state) {
             product.sale.advance(now);
         }
         product
     }
 
-    /// The store's time: read, or reckoned from when it was last heard.
-    fn now(&self, known: &ViewState) -> Option<Timestamp> {
+    /// Returns the store's time: from its clock, or estimated from the last snapshot.
+    fn now(&self, state: &ViewState) -> Option<Timestamp> {
         match &self.clock {
             Some(clock) => Some(clock.now()),
-            None => known.time(),
+            None => state.time(),
         }
     }
 }

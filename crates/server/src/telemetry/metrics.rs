@@ -134,7 +134,7 @@ impl Default for Metrics {
 impl Metrics {
     /// Creates and registers all metrics. The engines have created those passed in and update them.
     #[must_use]
-    pub fn new(follow: LedgerMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
+    pub fn new(ledger: LedgerMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let metrics = Self {
             requests: Family::default(),
@@ -149,7 +149,7 @@ impl Metrics {
             request: RequestMetrics::default(),
             tier: TierMetrics::default(),
             gateway: GatewayMetrics::default(),
-            sale: SaleMetrics { follow, ..SaleMetrics::default() },
+            sale: SaleMetrics::new(ledger),
             sqlite_writer,
             operations: OperationsMetrics::default(),
             connections: Gauge::default(),

@@ -1,5 +1,5 @@
-//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files are in the binary if they were there when
-//! it was built; else a small page says how to get them.
+//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files are embedded in the binary if they
+//! existed when it was built. Otherwise a small page explains how to build them.
 
 use axum::extract::RawQuery;
 use axum::response::{IntoResponse, Response};
@@ -8,11 +8,11 @@ use http::{HeaderName, StatusCode};
 
 use crate::http::extract::PathParam;
 
-/// Names below `web/dist`, and contents.
+/// Paths below `web/dist`, and contents, in order of path.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
 const MISSING: &str = include_str!("../../../assets/no-sale-page.html");
 
-/// Everything comes from this server, and nothing is made into code.
+/// Everything is loaded from this server, and no string is executed as code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
@@ -42,8 +42,8 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
 
 /// Open the sale page.
 ///
-/// What a shopper sees of a sale: `?sku=` follows one, else the current one. `/sale/admin.html` is for the operator. A
-/// binary that was built without the page says how to get it.
+/// The page for shoppers: `?sku=` selects a sale, otherwise it shows the current one. `/sale/admin.html` is for the operator. A
+/// binary that was built without the page explains how to build it.
 #[utoipa::path(
     get,
     path = "/sale/",
@@ -51,7 +51,7 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
 pub(crate) async fn get_page() -> Response {
-    file("index.html").unwrap_or_else(|| answer("index.html", REVALIDATE, MISSING.as_bytes()))
+    file("index.html").unwrap_or_else(|| respond("index.html", REVALIDATE, MISSING.as_bytes()))
 }
 
 /// Get a file of the sale page.
@@ -95,13 +95,13 @@ pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
 }
 
 fn file(name: &str) -> Option<Response> {
-    let place = FILES.binary_search_by_key(&name, |(name, _)| name).ok()?;
-    let (name, content) = FILES.get(place)?;
+    let index = FILES.binary_search_by_key(&name, |(name, _)| name).ok()?;
+    let (name, content) = FILES.get(index)?;
     let caching = if name.starts_with("assets/") { FOR_EVER } else { REVALIDATE };
-    Some(answer(name, caching, content))
+    Some(respond(name, caching, content))
 }
 
-fn answer(name: &str, caching: &'static str, content: &'static [u8]) -> Response {
+fn respond(name: &str, caching: &'static str, content: &'static [u8]) -> Response {
     let headers: [(HeaderName, &str); 4] = [
         (CONTENT_TYPE, content_type(name)),
         (CACHE_CONTROL, caching),
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_found_by_their_names_alone() {
+    fn files_are_found_only_by_their_exact_names() {
         assert!(FILES.is_sorted_by_key(|(name, _)| name));
         for (name, content) in FILES {
             let found = file(name).unwrap();

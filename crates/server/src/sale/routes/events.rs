@@ -1,7 +1,8 @@
-//! Sales as they happen: `GET /api/v1/sales/events`, as server-sent events.
+//! The event stream of sales: `GET /api/v1/sales/events`, as server-sent events.
 //!
-//! A stream begins with the present (`initial`) and goes on with every change. Whoever comes back with `Last-Event-ID` is told
-//! what was missed, as far as it is remembered. A comment every half minute shows that a silent stream is alive.
+//! A stream begins with the present state (`initial`) and continues with every change. A caller that reconnects with
+//! `Last-Event-ID` gets the events that it missed, if they are still in the ring. A comment every 30 seconds shows that an
+//! idle stream is alive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +25,12 @@ use crate::app::App;
 use crate::http::event_stream::EventStream;
 use crate::http::extract::Visitor;
 use crate::http::sale_error::SaleError;
-use crate::sale::events_ring::{Listener, frame};
+use crate::sale::event_ring::{SaleSubscription, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
 const ALIVE: Bytes = Bytes::from_static(b": heartbeat\n\n");
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Asks nginx to hand events on as they come.
+/// Tells nginx not to buffer the stream.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 #[derive(Serialize)]
@@ -44,12 +45,12 @@ struct InitialData<'a> {
 
 /// Watch sales.
 ///
-/// A stream of server-sent events: `initial` first (the sale as it is), then `stock-update` and `state-change` as they
-/// happen. Without `sku` it tells of all sales. In a flood of purchases only the newest stock is told, a few times a
-/// second; the last one and changes of state always are.
+/// A stream of server-sent events: first `initial` with the present state of the sale, then `stock-update` and
+/// `state-change` as they happen. Without `sku` the stream has the events of all sales. In a flood of purchases only the newest
+/// stock is sent, a few times a second; the last stock and changes of state are always sent.
 ///
-/// A caller that comes back with `Last-Event-ID` gets what it missed after `initial`, as far as it is remembered (1,024
-/// events). A comment every 30 seconds shows that the stream is alive. Readers that are too slow are dropped.
+/// A caller that reconnects with `Last-Event-ID` gets the events that it missed after `initial`, if they are among the
+/// last 1,024. A comment every 30 seconds shows that the stream is alive. Callers that read too slowly are disconnected.
 #[utoipa::path(
     get,
     path = "/api/v1/sales/events",
@@ -77,12 +78,12 @@ pub(crate) async fn watch_sales(
     let sku = parse_query(query)?;
     let permit = app.address_limits.acquire_stream(visitor.address)?;
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    // Before the present is read: what happens in between is told twice rather than never.
-    let (id, listener) = app.sale.events().listen(sku.clone(), last);
+    // Subscribes before reading the present state: a change in between is sent twice rather than never.
+    let (id, subscription) = app.sale.events().subscribe(sku.clone(), last);
     let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
-    let stream = Stream {
+    let stream = SaleEventStream {
         first: Some(initial(id, &product)),
-        listener,
+        subscription,
         closing: app.shutdown.closing().clone(),
         _permit: Some(permit),
     };
@@ -111,21 +112,21 @@ fn initial(id: u64, product: &Product) -> Bytes {
     frame(id, "initial", &data)
 }
 
-struct Stream {
+struct SaleEventStream {
     first: Option<Bytes>,
-    listener: Listener,
+    subscription: SaleSubscription,
     closing: CancellationToken,
     _permit: Option<StreamPermit>,
 }
 
-impl Stream {
-    /// What is sent next; none at the end: the server stops, or the caller was too slow.
+impl SaleEventStream {
+    /// Returns the next bytes, or `None` at the end: the server stops, or the caller was too slow.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
             return Some(first);
         }
         tokio::select! {
-            news = tokio::time::timeout(HEARTBEAT, self.listener.next()) => news.unwrap_or(Some(ALIVE)),
+            frames = tokio::time::timeout(HEARTBEAT, self.subscription.next()) => frames.unwrap_or(Some(ALIVE)),
             () = self.closing.cancelled() => None,
         }
     }
@@ -139,35 +140,37 @@ mod tests {
     use weir_core::sale::{SaleState, Sku};
 
     use super::*;
-    use crate::sale::events_ring::Events;
+    use crate::sale::event_ring::EventRing;
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_stream_shows_every_half_minute_that_it_is_alive() {
-        let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
-        let (_, listener) = events.listen(None, None);
-        let mut stream = Stream { first: None, listener, closing: CancellationToken::new(), _permit: None };
+    async fn an_idle_stream_sends_a_heartbeat_every_30_seconds() {
+        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
+        let (_, subscription) = events.subscribe(None, None);
+        let mut stream =
+            SaleEventStream { first: None, subscription, closing: CancellationToken::new(), _permit: None };
         let start = Instant::now();
         for n in 1..=3 {
             assert_eq!(stream.next().await, Some(ALIVE));
             assert_eq!(start.elapsed().as_secs(), 30 * n);
         }
         tokio::time::advance(HEARTBEAT / 2).await;
-        events.tell_state(&Sku::parse("W").unwrap(), SaleState::Active);
-        let told = stream.next().await.expect("it goes on");
-        assert!(told.starts_with(b"event: state-change\n"), "{told:?}");
+        events.publish_state(&Sku::parse("W").unwrap(), SaleState::Active);
+        let frames = stream.next().await.expect("an event");
+        assert!(frames.starts_with(b"event: state-change\n"), "{frames:?}");
         let since = Instant::now();
         assert_eq!(stream.next().await, Some(ALIVE));
-        assert_eq!(since.elapsed().as_secs(), 30, "after the last word");
+        assert_eq!(since.elapsed().as_secs(), 30, "after the last event");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_ends_when_the_server_stops() {
-        let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
-        let ((_, listener), closing) = (events.listen(None, None), CancellationToken::new());
-        let mut stream = Stream { first: None, listener, closing: closing.clone(), _permit: None };
+        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
+        let ((_, subscription), closing) = (events.subscribe(None, None), CancellationToken::new());
+        let mut stream =
+            SaleEventStream { first: None, subscription, closing: closing.clone(), _permit: None };
         closing.cancel();
         assert_eq!(stream.next().await, None);
         drop(stream);
-        assert!(!events.has_listeners());
+        assert!(!events.has_subscriptions());
     }
 }

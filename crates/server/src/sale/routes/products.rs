@@ -1,4 +1,4 @@
-//! Products over HTTP, for the operator: `/api/v1/products`.
+//! HTTP routes of products, for the operator: `/api/v1/products`.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 use crate::http::sale_error::SaleError;
 
-/// A new product and its sale. Bodies are read field by field, so that all that is wrong is told at once; this is what
-/// they must be.
+/// A new product and its sale. Handlers read the body field by field, so that one response lists all invalid fields; this
+/// type is for the OpenAPI document.
 #[derive(ToSchema)]
 #[schema(
     rename_all = "camelCase",
@@ -35,7 +35,7 @@ use crate::http::sale_error::SaleError;
         "endTime": "2030-02-15T10:30:00.000Z"
     }))
 )]
-#[expect(dead_code, reason = "only the document uses it")]
+#[expect(dead_code, reason = "only the OpenAPI document uses it")]
 struct ProductRequest {
     #[schema(value_type = schema::Sku)]
     sku: String,
@@ -43,18 +43,18 @@ struct ProductRequest {
     product_name: String,
     #[schema(minimum = 1, maximum = 2_147_483_647)]
     initial_stock: u32,
-    /// In the future.
+    /// When the sale begins. Must be in the future.
     #[schema(value_type = schema::Time)]
     start_time: String,
-    /// After `startTime`.
+    /// When the sale ends. Must be after `startTime`.
     #[schema(value_type = schema::Time)]
     end_time: String,
 }
 
-/// What is to change; what is not named stays.
+/// The fields to change. Fields that are left out keep their value.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase", examples(json!({"initialStock": 200})))]
-#[expect(dead_code, reason = "only the document uses it")]
+#[expect(dead_code, reason = "only the OpenAPI document uses it")]
 struct ProductChange {
     #[schema(
         required = false,
@@ -65,10 +65,10 @@ struct ProductChange {
     product_name: String,
     #[schema(required = false, minimum = 1, maximum = 2_147_483_647)]
     initial_stock: u32,
-    /// In the future.
+    /// When the sale begins. Must be in the future.
     #[schema(required = false, value_type = schema::Time)]
     start_time: String,
-    /// After `startTime`.
+    /// When the sale ends. Must be after `startTime`.
     #[schema(required = false, value_type = schema::Time)]
     end_time: String,
 }
@@ -84,7 +84,7 @@ struct ProductResponse {
     product_name: String,
     #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
     initial_stock: u32,
-    /// Units left; not in responses to POST and PUT.
+    /// Units left. Not in responses to POST and PUT.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, examples(87))]
     current_stock: Option<u32>,
@@ -94,18 +94,17 @@ struct ProductResponse {
     end_time: String,
     #[schema(value_type = schema::SaleState)]
     state: &'static str,
-    /// Units sold; not in responses to POST and PUT.
+    /// Units sold. Not in responses to POST and PUT.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, examples(13))]
     total_purchases: Option<u32>,
-    /// When it was created.
     #[schema(format = DateTime)]
     created_at: String,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ProductReset)]
-struct Message {
+struct ResetResponse {
     #[schema(examples("Product WIDGET-001 and all associated sale data have been reset."))]
     message: String,
 }
@@ -139,7 +138,7 @@ pub(crate) async fn create_product(
 
 /// List products.
 ///
-/// All products in order of sku.
+/// Lists all products in order of sku.
 #[utoipa::path(
     get,
     path = "/api/v1/products",
@@ -156,18 +155,18 @@ pub(crate) async fn list_products(
     let wrong = |problem| SaleError::invalid_fields(vec![("cursor", format!("{problem}"))], None);
     let after = query.cursor.map(Sku::parse).transpose().map_err(wrong)?;
     let products = app.sale.products(after.as_ref(), limit + 1).await?;
-    let items = products.into_iter().map(describe_whole).collect();
+    let items = products.into_iter().map(describe_with_stock).collect();
     Ok(success(Page::cut(items, limit, |product| product.sku.clone())).into_response())
 }
 
 /// Read a product.
 ///
-/// A product, its stock and how many were sold.
+/// Returns a product, its stock and the number of units sold.
 #[utoipa::path(
     get,
     path = "/api/v1/products/{sku}",
     tag = "sale",
-    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    params(("sku" = schema::Sku, Path, description = "The sku of the product.")),
     responses(
         (status = 200, description = "The product.", body = Success<ProductResponse>),
         (status = 404, description = "There is no such product."),
@@ -176,22 +175,22 @@ pub(crate) async fn list_products(
 pub(crate) async fn get_product(State(app): State<Arc<App>>, sku: PathParam) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     let product = app.sale.product(&sku).await?.ok_or_else(unknown_product)?;
-    Ok(success(describe_whole(product)).into_response())
+    Ok(success(describe_with_stock(product)).into_response())
 }
 
 /// Change a product.
 ///
-/// Changes what is named, as long as the sale has not begun.
+/// Changes the fields in the body, if the sale has not begun.
 #[utoipa::path(
     put,
     path = "/api/v1/products/{sku}",
     tag = "sale",
-    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    params(("sku" = schema::Sku, Path, description = "The sku of the product.")),
     request_body = ProductChange,
     responses(
         (
             status = 200,
-            description = "The product as it is now, or `SALE_NOT_MODIFIABLE` when its sale has begun or is over.",
+            description = "The changed product, or `SALE_NOT_MODIFIABLE` if its sale has begun or ended.",
             body = Outcome<ProductResponse>,
         ),
         (status = 404, description = "There is no such product."),
@@ -204,9 +203,9 @@ pub(crate) async fn change_product(
 ) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     let Json(body) = body?;
-    let mut fields = Fields { body: &body, wrong: Vec::new() };
+    let mut fields = ProductFields { body: &body, wrong: Vec::new() };
     let change = fields.change();
-    fields.must_be_right()?;
+    fields.finish()?;
     match app.sale.change(&sku, change).await? {
         ChangeOutcome::Changed(product) => Ok(success(describe(product)).into_response()),
         ChangeOutcome::Refused(ChangeError::Terms(problem)) => Err(wrong_terms(problem)),
@@ -220,14 +219,14 @@ pub(crate) async fn change_product(
 
 /// Reset a product.
 ///
-/// Removes a product with all its purchases. The sku can be used again. Meant for development and tests.
+/// Deletes a product and all its purchases. The sku can be used again. Meant for development and tests.
 #[utoipa::path(
     delete,
     path = "/api/v1/products/{sku}",
     tag = "sale",
-    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    params(("sku" = schema::Sku, Path, description = "The sku of the product.")),
     responses(
-        (status = 200, description = "Removed.", body = Success<Message>),
+        (status = 200, description = "Deleted.", body = Success<ResetResponse>),
         (status = 404, description = "There is no such product."),
     ),
 )]
@@ -240,16 +239,16 @@ pub(crate) async fn delete_product(
         return Err(unknown_product());
     }
     let message = format!("Product {sku} and all associated sale data have been reset.");
-    Ok(success(Message { message }).into_response())
+    Ok(success(ResetResponse { message }).into_response())
 }
 
-/// A body's fields, and what is wrong with them: all of it is told at once.
-struct Fields<'a> {
+/// The fields of a body, and the errors found in them so far.
+struct ProductFields<'a> {
     body: &'a Map<String, Value>,
     wrong: Vec<(&'static str, String)>,
 }
 
-impl Fields<'_> {
+impl ProductFields<'_> {
     fn text(&mut self, field: &'static str) -> Option<&str> {
         let value = self.body.get(field)?;
         if value.as_str().is_none() {
@@ -279,7 +278,7 @@ impl Fields<'_> {
         units
     }
 
-    /// What the body names, as far as it can be told without the rest.
+    /// Parses the fields of a change and checks each that can be checked without the others.
     fn change(&mut self) -> TermsChange {
         let product_name = self.text("productName").map(str::to_owned);
         if let Some(name) = &product_name
@@ -297,32 +296,32 @@ impl Fields<'_> {
         TermsChange { product_name, initial_stock, start, end }
     }
 
-    fn must_have(&mut self, field: &'static str) {
+    fn require(&mut self, field: &'static str) {
         if !self.body.contains_key(field) {
             self.wrong.push((field, "is required".to_owned()));
         }
     }
 
-    fn must_be_right(self) -> Result<(), SaleError> {
+    fn finish(self) -> Result<(), SaleError> {
         if self.wrong.is_empty() { Ok(()) } else { Err(SaleError::invalid_fields(self.wrong, None)) }
     }
 }
 
-/// The end of the year 9998: times can still be reckoned with.
+/// The end of the year 9998: leaves room for arithmetic with times.
 const LATEST: Timestamp = Timestamp::from_seconds(253_370_764_800);
 
 fn parse_product(body: &Map<String, Value>) -> Result<(Sku, Terms), SaleError> {
-    let mut fields = Fields { body, wrong: Vec::new() };
+    let mut fields = ProductFields { body, wrong: Vec::new() };
     let sku = fields.text("sku").map(Sku::parse);
     if let Some(Err(problem)) = &sku {
         fields.wrong.push(("sku", problem.to_string()));
     }
     let TermsChange { product_name, initial_stock, start, end } = fields.change();
     for field in ["sku", "productName", "initialStock", "startTime", "endTime"] {
-        fields.must_have(field);
+        fields.require(field);
     }
-    fields.must_be_right()?;
-    let incomplete = || SaleError::invalid("The product is not complete.");
+    fields.finish()?;
+    let incomplete = || SaleError::invalid("The product is incomplete.");
     let sku = sku.and_then(Result::ok).ok_or_else(incomplete)?;
     let terms = Terms::new(
         product_name.as_deref().ok_or_else(incomplete)?,
@@ -343,7 +342,7 @@ fn wrong_terms(problem: TermsError) -> SaleError {
     SaleError::invalid_fields(vec![(field, problem.to_string())], None)
 }
 
-/// What cannot be a sku is that of no product.
+/// Parses the sku in the path. An invalid sku is an unknown product.
 fn parse_path(path: PathParam) -> Result<Sku, SaleError> {
     path.0.ok().and_then(|text| Sku::parse(text).ok()).ok_or_else(unknown_product)
 }
@@ -367,7 +366,7 @@ fn describe(product: Product) -> ProductResponse {
     }
 }
 
-fn describe_whole(product: Product) -> ProductResponse {
+fn describe_with_stock(product: Product) -> ProductResponse {
     let (stock, sold) = (product.sale.stock(), product.sale.sold);
     ProductResponse { current_stock: Some(stock), total_purchases: Some(sold), ..describe(product) }
 }

@@ -1,4 +1,4 @@
-//! Buying over HTTP: `/api/v1/purchases`.
+//! HTTP routes of purchases: `/api/v1/purchases`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,12 @@ use http::header::CACHE_CONTROL;
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use weir_core::UserId;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
 use weir_store::sale::{Buy, BuyOutcome};
 use weir_store::throttle::ThrottleDecision;
 
-use super::buyer::{BuyerHeader, parse_buyer};
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
 use crate::app::App;
 use crate::http::body::Json;
@@ -25,9 +24,20 @@ use crate::http::extract::Visitor;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::RateLimitHeaders;
 use crate::http::sale_error::SaleError;
-use crate::sale::challenge::Judgement;
+use crate::sale::challenge::ChallengeOutcome;
 
-const TOKEN: &str = "x-challenge-token";
+const BUYER: &str = "X-User-Id";
+const CHALLENGE_TOKEN: &str = "x-challenge-token";
+
+/// The header that names a buyer, for the OpenAPI document.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "parse_buyer reads it")]
+struct BuyerHeader {
+    /// The buyer. Surrounding whitespace is removed.
+    #[param(rename = "X-User-Id", value_type = schema::UserId, example = "user@example.com")]
+    user: String,
+}
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -38,16 +48,16 @@ pub(crate) struct PurchaseRequest {
     /// Always 1: one unit per buyer.
     #[schema(value_type = u32, minimum = 1, maximum = 1)]
     qty: Option<Value>,
-    /// Where `sale.challenge` is set: the verifier's token. The header `X-Challenge-Token` may carry it instead.
+    /// The verifier's token, if `sale.challenge` is set. The header `X-Challenge-Token` may carry it instead.
     challenge_token: Option<String>,
 }
 
-/// A unit and its buyer.
+/// A purchase of one unit.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Purchase)]
 struct PurchaseResponse {
-    /// `PUR-`, the day in UTC, and the place among the sale's purchases in four digits or more.
+    /// `PUR-`, the day in UTC, and the number of the purchase in its sale, in four digits or more.
     #[schema(examples("PUR-20260215-0001"))]
     purchase_no: String,
     /// When it was bought.
@@ -57,7 +67,7 @@ struct PurchaseResponse {
 
 /// Buy one unit.
 ///
-/// Gives the buyer one unit, if the sale runs, has stock, and has not given this buyer one. Exact under any
+/// Sells the buyer one unit if the sale is active, has stock, and has not sold this buyer one before. Exact under any
 /// concurrency: never more than the stock, never two for one buyer. A buyer who has a unit always gets
 /// `ALREADY_PURCHASED`, so a call whose response was lost can be sent again.
 ///
@@ -72,15 +82,15 @@ struct PurchaseResponse {
             "X-Challenge-Token" = Option<String>,
             Header,
             nullable = false,
-            description = "Where `sale.challenge` is set: the verifier's token, instead of `challengeToken`.",
+            description = "The verifier's token, if `sale.challenge` is set; instead of `challengeToken`.",
         ),
     ),
     request_body = PurchaseRequest,
     responses(
         (
             status = 200,
-            description = "Look at `success`: either the buyer has a unit, or the rules refuse, and `error.code` says \
-                why: `SALE_NOT_ACTIVE`, `SOLD_OUT`, `ALREADY_PURCHASED`, or `CHALLENGE_REQUIRED`.",
+            description = "Check `success`: either the buyer has a unit, or the purchase was refused, and `error.code` is \
+                the reason: `SALE_NOT_ACTIVE`, `SOLD_OUT`, `ALREADY_PURCHASED`, or `CHALLENGE_REQUIRED`.",
             body = Outcome<PurchaseResponse>,
         ),
         (status = 404, description = "There is no such sale."),
@@ -102,7 +112,7 @@ pub(crate) async fn create_purchase(
     let Json(request) = body?;
     let sku = parse(&request)?;
     let limit_state = throttle(&app, &buyer)?;
-    let header = headers.get(TOKEN).and_then(|value| value.to_str().ok());
+    let header = headers.get(CHALLENGE_TOKEN).and_then(|value| value.to_str().ok());
     challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
     let outcome = app.sale.buy(Buy { sku, buyer }).await?;
     let mut response = match outcome {
@@ -119,7 +129,8 @@ pub(crate) async fn create_purchase(
 
 /// Look up a purchase.
 ///
-/// The buyer's purchase of one product, or the latest of any. A purchase can be read here as soon as it was answered.
+/// Returns the buyer's purchase of one product, or the latest of any. A purchase can be read as soon as its call has
+/// returned.
 #[utoipa::path(
     get,
     path = "/api/v1/purchases",
@@ -142,6 +153,16 @@ pub(crate) async fn get_purchase(
     Ok(([(CACHE_CONTROL, "no-store")], describe(receipt)).into_response())
 }
 
+/// Reads the buyer from the header `X-User-Id`.
+fn parse_buyer(headers: &HeaderMap) -> Result<UserId, SaleError> {
+    let text = headers.get(BUYER).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
+    text.and_then(|text| UserId::parse(text.trim()).ok()).ok_or_else(|| {
+        let message = "X-User-Id header is required and must be a non-empty string.";
+        let allowed = "Must be a non-empty string (max 255 characters)".to_owned();
+        SaleError::invalid_fields(vec![(BUYER, allowed)], Some(message))
+    })
+}
+
 fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
     let sku = request.sku.as_ref().and_then(Value::as_str).filter(|sku| !sku.is_empty());
     let mut wrong = Vec::new();
@@ -152,16 +173,16 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
         wrong.push(("qty", "must be exactly 1".to_owned()));
     }
     match sku {
-        // What cannot be a sku is that of no product.
-        Some(sku) if wrong.is_empty() => Sku::parse(sku).map_err(|_none| unknown_sale()),
+        // No product has an invalid sku.
+        Some(sku) if wrong.is_empty() => Sku::parse(sku).map_err(|_invalid| unknown_sale()),
         _ => Err(SaleError::invalid_fields(wrong, None)),
     }
 }
 
-/// Counts the attempt, and refuses one too many.
+/// Counts the attempt against the throttle. Returns the rate limit headers, if a limit is configured.
 fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
     let Some(ThrottleDecision { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
-    let shown = RateLimitHeaders {
+    let rate_limit = RateLimitHeaders {
         policy: "purchase",
         limit: limit_state.limit,
         window: Duration::from_secs(1),
@@ -169,14 +190,14 @@ fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleE
         reset_after: if is_allowed { limit_state.reset_after } else { limit_state.next_after },
     };
     if is_allowed {
-        return Ok(Some(shown));
+        return Ok(Some(rate_limit));
     }
     let mut refused = SaleError::rate_limited(limit_state.next_after);
-    shown.write(refused.headers_mut());
+    rate_limit.write(refused.headers_mut());
     Err(refused)
 }
 
-/// Lets a buyer go on who has shown to be a person, where that is asked for.
+/// Checks the buyer's challenge token, if a challenge is configured.
 async fn challenge(
     app: &App,
     visitor: &Visitor,
@@ -184,13 +205,9 @@ async fn challenge(
     token: Option<&str>,
 ) -> Result<(), SaleError> {
     let Some(challenge) = app.sale.challenge() else { return Ok(()) };
-    match challenge.judge(token, visitor.address).await? {
-        Judgement::Passed => Ok(()),
-        Judgement::Flagged => {
-            tracing::info!(user_id = %buyer, address = %visitor.address, "a buyer may not be a person");
-            Ok(())
-        }
-        Judgement::Required => {
+    match challenge.check(buyer, token, visitor.address).await? {
+        ChallengeOutcome::Passed | ChallengeOutcome::Flagged => Ok(()),
+        ChallengeOutcome::Required => {
             let message = "Please solve the challenge and try again.";
             Err(SaleError::refusal("CHALLENGE_REQUIRED", message))
         }

@@ -1,4 +1,4 @@
-//! What is known of sales, and of the store's time.
+//! The data of the view: products and the store's time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use weir_core::Timestamp;
 use weir_core::sale::Sku;
 use weir_store::sale::Product;
 
-/// By how much an earlier word of the store's time may be ahead of a later one that took longer to arrive.
+/// How far the estimated time may be ahead of a new reading that took longer to arrive. Beyond it the clock was set back.
 const AHEAD_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub(super) struct ViewState {
-    /// In the state that was told last.
+    /// Products in the state that was published last.
     pub(super) products: HashMap<Sku, Product>,
-    /// When the store was asked for what is known.
-    pub(super) read: Option<Instant>,
-    /// Whether it ever was: what is new after that is news.
+    /// When the last valid snapshot was requested.
+    pub(super) read_at: Option<Instant>,
+    /// Whether a snapshot was ever read. Products that appear later are published.
     pub(super) was_read: bool,
-    /// Counts doubts: what was asked for before one does not settle it.
+    /// Number of invalidations. A snapshot requested before the last one does not make the view valid.
     pub(super) invalidations: u64,
-    /// When the store's time was heard, and what it was at some moment before.
-    pub(super) heard: Option<(Instant, Timestamp)>,
-    /// Whether these are all products there are.
-    pub(super) is_whole: bool,
-    /// When a product was heard of other than by reading all: a list that is not quite current may not name it yet.
-    pub(super) learned: HashMap<Sku, Instant>,
+    /// When the store's time was received, and that time.
+    pub(super) store_time: Option<(Instant, Timestamp)>,
+    /// Whether the view holds all products.
+    pub(super) is_complete: bool,
+    /// When a product was updated other than by a snapshot. A snapshot that is not current may not have it yet.
+    pub(super) updated: HashMap<Sku, Instant>,
 }
 
-/// When the store was asked, and in which doubt.
+/// When a snapshot was requested, and the number of invalidations before.
 #[derive(Clone, Copy)]
 pub(super) struct ReadStart {
     pub(super) at: Instant,
@@ -37,17 +37,17 @@ pub(super) struct ReadStart {
 }
 
 impl ViewState {
-    /// The store's time, or a little before: never after, or a sale would be shown as open that the store does not sell yet.
+    /// Estimates the store's time. The estimate is never ahead, or a sale would be shown as active before the store sells.
     pub(super) fn time(&self) -> Option<Timestamp> {
-        self.heard.map(|(at, time)| time.plus(at.elapsed()))
+        self.store_time.map(|(at, time)| time.plus(at.elapsed()))
     }
 
-    /// Takes note of the store's time. Of two that came by ways of different length the later one is nearer to the truth; a
-    /// clock that was set back is believed.
-    pub(super) fn hear(&mut self, time: Timestamp) {
-        let ahead = self.time().map_or(Duration::ZERO, |known| known.since(time));
+    /// Records the store's time. Of two readings with different delays the later time is more exact. A reading that is far
+    /// behind means that the clock was set back, and is used.
+    pub(super) fn sync_time(&mut self, time: Timestamp) {
+        let ahead = self.time().map_or(Duration::ZERO, |estimate| estimate.since(time));
         if ahead.is_zero() || ahead > AHEAD_MAX {
-            self.heard = Some((Instant::now(), time));
+            self.store_time = Some((Instant::now(), time));
         }
     }
 }
@@ -57,16 +57,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_later_word_of_the_stores_time_holds_unless_the_clock_was_set_back() {
-        let (mut known, time) = (ViewState::default(), Timestamp::from_seconds(1_000));
-        assert_eq!(known.time(), None);
-        known.hear(time);
-        let heard = known.heard;
-        known.hear(Timestamp::from_seconds(999));
-        assert_eq!(known.heard, heard, "this one was longer on its way");
-        known.hear(Timestamp::from_seconds(900));
-        assert_eq!(known.heard.map(|(_, time)| time), Some(Timestamp::from_seconds(900)));
-        known.hear(Timestamp::from_seconds(2_000));
-        assert!(known.time() >= Some(Timestamp::from_seconds(2_000)));
+    fn the_later_time_is_used_unless_the_clock_was_set_back() {
+        let (mut state, time) = (ViewState::default(), Timestamp::from_seconds(1_000));
+        assert_eq!(state.time(), None);
+        state.sync_time(time);
+        let before = state.store_time;
+        state.sync_time(Timestamp::from_seconds(999));
+        assert_eq!(state.store_time, before, "this reading was delayed");
+        state.sync_time(Timestamp::from_seconds(900));
+        assert_eq!(state.store_time.map(|(_, time)| time), Some(Timestamp::from_seconds(900)));
+        state.sync_time(Timestamp::from_seconds(2_000));
+        assert!(state.time() >= Some(Timestamp::from_seconds(2_000)));
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping the board: what the store tells by itself, what is read for those who listen, and states that turn by a timer.
+//! Tasks that update the view: events of the store, polling for event streams, and the timer that advances states.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,105 +8,104 @@ use tokio_util::sync::CancellationToken;
 use weir_core::sale::{SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
-use super::{FRESH_FOR, SaleView};
+use super::{AGE_MAX, SaleView};
+use crate::sale::events::{RefreshFailed, StateSaveFailed};
 
-/// How often the store is read for those who listen although it tells of changes by itself.
-const SAFETY_NET: Duration = Duration::from_secs(2);
-/// A timer is never set for longer: clocks are compared again after that.
+/// How often the store is polled for event streams although it publishes its changes.
+const POLL_WITH_EVENTS: Duration = Duration::from_secs(2);
+/// The longest sleep of the timer. After it the clocks are compared again.
 const SLEEP_MAX: Duration = Duration::from_secs(600);
 
 impl SaleView {
-    /// Keeps the board current as long as somebody listens, where others may change the store.
-    pub(crate) async fn follow(self: Arc<Self>, closing: CancellationToken) {
+    /// Keeps the view of a shared store current while there are event streams, until the server stops.
+    pub(crate) async fn sync(self: Arc<Self>, closing: CancellationToken) {
         if !self.is_shared {
             return;
         }
-        let hear = |news| self.hear(news);
-        let hearing = async {
-            self.store.follow_events(&hear).await;
-            // A store that tells nothing is only read.
+        let apply = |event| self.apply_event(event);
+        let events = async {
+            self.store.follow_events(&apply).await;
+            // A store that publishes nothing is only polled.
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            () = hearing => {}
-            () = self.keep_reading() => {}
+            () = events => {}
+            () = self.poll_store() => {}
             () = closing.cancelled() => {}
         }
     }
 
-    async fn keep_reading(&self) {
+    async fn poll_store(&self) {
         loop {
-            self.events.wait_for_listeners().await;
-            // Never more often, whatever is told.
-            tokio::time::sleep(FRESH_FOR).await;
-            if self.is_told.load(Ordering::SeqCst) && self.is_read() {
-                let _ = tokio::time::timeout(SAFETY_NET, self.stirred.notified()).await;
+            self.events.wait_for_subscription().await;
+            // Limits how often the store is read, however many events it publishes.
+            tokio::time::sleep(AGE_MAX).await;
+            if self.has_store_events.load(Ordering::SeqCst) && self.has_snapshot() {
+                let _ = tokio::time::timeout(POLL_WITH_EVENTS, self.refresh_requested.notified()).await;
             }
-            if let Err(error) = self.freshen().await {
-                tracing::debug!(error = %error.with_causes(), "sales could not be read");
+            if let Err(error) = self.refresh().await {
+                RefreshFailed { error: &error }.emit();
             }
         }
     }
 
-    /// Takes note of what the store tells by itself.
-    fn hear(&self, news: SaleEvent) {
-        match news {
-            SaleEvent::Sold { product, stock, .. } => self.sold(product, stock),
-            SaleEvent::StateChanged { sku, product, state } => self.turned(&sku, product, state),
+    /// Applies an event of the store to the view.
+    fn apply_event(&self, event: SaleEvent) {
+        match event {
+            SaleEvent::Sold { product, stock, .. } => self.record_stock(product, stock),
+            SaleEvent::StateChanged { sku, product, state } => self.record_state(&sku, product, state),
             SaleEvent::Subscribed | SaleEvent::ProductChanged { .. } => {
-                self.is_told.store(true, Ordering::SeqCst);
+                self.has_store_events.store(true, Ordering::SeqCst);
                 self.invalidate();
-                self.stirred.notify_one();
+                self.refresh_requested.notify_one();
             }
             SaleEvent::Lost => {
-                self.is_told.store(false, Ordering::SeqCst);
-                self.stirred.notify_one();
+                self.has_store_events.store(false, Ordering::SeqCst);
+                self.refresh_requested.notify_one();
             }
         }
     }
 
-    /// Tells states when they turn, until the server stops.
-    pub(crate) async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
+    /// Publishes and saves states when they are due, until the server stops.
+    pub(crate) async fn run_timer(self: Arc<Self>, closing: CancellationToken) {
         loop {
-            let (is_turned, next) = self.turn();
-            if is_turned && let Err(error) = self.store.save_due_states().await {
-                // Whoever asks is told the due state anyway.
-                tracing::warn!(error = %error.with_causes(), "a sale's state could not be written down");
+            let (has_changed, next) = self.advance_states();
+            if has_changed && let Err(error) = self.store.save_due_states().await {
+                StateSaveFailed { error: &error }.emit();
             }
             tokio::select! {
                 () = tokio::time::sleep(next.unwrap_or(SLEEP_MAX).min(SLEEP_MAX)) => {}
-                () = self.earlier.notified() => {}
+                () = self.timer_reset.notified() => {}
                 () = closing.cancelled() => return,
             }
         }
     }
 
-    /// Takes note of a state.
-    fn turned(&self, sku: &Sku, id: ProductId, state: SaleState) {
-        let mut known = self.known.write();
-        let Some(product) = known.products.get(sku).filter(|product| product.id == id) else { return };
-        let mut news = product.clone();
-        news.sale.state = state;
-        self.merge(&mut known, news);
+    fn record_state(&self, sku: &Sku, id: ProductId, state: SaleState) {
+        let mut view = self.state.write();
+        let Some(product) = view.products.get(sku).filter(|product| product.id == id) else { return };
+        let mut update = product.clone();
+        update.sale.state = state;
+        self.merge(&mut view, update);
     }
 
-    /// Tells the states that are due. Whether there were any, and how long until the next.
-    fn turn(&self) -> (bool, Option<Duration>) {
-        let mut known = self.known.write();
-        let Some(now) = self.now(&known) else { return (false, None) };
-        let (mut is_turned, mut next) = (false, None);
-        for product in known.products.values_mut() {
+    /// Publishes the states that are due. Returns whether there were any, and how long until the next one.
+    fn advance_states(&self) -> (bool, Option<Duration>) {
+        let mut view = self.state.write();
+        let Some(now) = self.now(&view) else { return (false, None) };
+        let (mut has_changed, mut next) = (false, None);
+        for product in view.products.values_mut() {
             if product.sale.advance(now) {
-                is_turned = true;
-                self.events.tell_state(&product.sku, product.sale.state);
+                has_changed = true;
+                self.events.publish_state(&product.sku, product.sale.state);
             }
-            let turn = product.sale.next_transition(now).map(|turn| turn.since(now));
-            next = next.into_iter().chain(turn).min();
+            let transition = product.sale.next_transition(now).map(|at| at.since(now));
+            next = next.into_iter().chain(transition).min();
         }
-        (is_turned, next)
+        (has_changed, next)
     }
 
-    fn is_read(&self) -> bool {
-        self.known.read().read.is_some()
+    fn has_snapshot(&self) -> bool {
+        self.state.read().read_at.is_some()
     }
 }

@@ -1,4 +1,4 @@
-//! The board on a store that says what it is told to, in time that stands still until everybody waits.
+//! The view on a scripted store, in virtual time.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -14,22 +14,22 @@ use weir_store::Batch;
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, SaleAudit, SaleEvent};
 
 use super::*;
-use crate::sale::events_ring::Listener;
+use crate::sale::event_ring::SaleSubscription;
 
 const START: Timestamp = Timestamp::from_seconds(1_771_149_600);
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// A store that has some products, and may tell of changes by itself.
+/// A store that has some products and may publish its changes.
 struct ChangingStore {
     since: Instant,
     products: StdMutex<Vec<Product>>,
-    news: tokio::sync::Mutex<Option<mpsc::UnboundedReceiver<SaleEvent>>>,
+    events: tokio::sync::Mutex<Option<mpsc::UnboundedReceiver<SaleEvent>>>,
     reads: AtomicUsize,
-    turns: AtomicUsize,
+    state_saves: AtomicUsize,
 }
 
 fn refused<T>() -> Result<T> {
-    Err(Error::unavailable("test", "nobody asks for this here"))
+    Err(Error::unavailable("test", "not used by these tests"))
 }
 
 #[async_trait]
@@ -61,14 +61,14 @@ impl SaleStore for ChangingStore {
         Ok(SaleSnapshot { now: START.plus(self.since.elapsed()), products, is_current: true })
     }
     async fn save_due_states(&self) -> Result<()> {
-        self.turns.fetch_add(1, Ordering::SeqCst);
+        self.state_saves.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
-    async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
-        let mut news = self.news.lock().await;
-        let Some(news) = &mut *news else { return };
-        while let Some(news) = news.recv().await {
-            hear(news);
+    async fn follow_events(&self, apply: &(dyn Fn(SaleEvent) + Send + Sync)) {
+        let mut events = self.events.lock().await;
+        let Some(events) = &mut *events else { return };
+        while let Some(event) = events.recv().await {
+            apply(event);
         }
     }
     async fn audit_sales(&self) -> Result<SaleAudit> {
@@ -80,49 +80,49 @@ fn sku(text: &str) -> Sku {
     Sku::parse(text).unwrap()
 }
 
-/// A product whose sale begins and ends so long after the start.
+/// A product whose sale begins and ends the given times after the start.
 fn product(name: &str, begins: Duration, ends: Duration) -> Product {
     let terms = Terms::new(name, 10, START.plus(begins), START.plus(ends)).unwrap();
     let sale = Sale { terms, sold: 0, state: SaleState::Upcoming };
     Product { id: ProductId(7), sku: sku(name), sale, created_at: START }
 }
 
-struct Given {
+struct Fixture {
     store: Arc<ChangingStore>,
     view: Arc<SaleView>,
-    listener: Listener,
-    say: mpsc::UnboundedSender<SaleEvent>,
+    subscription: SaleSubscription,
+    publisher: mpsc::UnboundedSender<SaleEvent>,
     since: Instant,
     _running: DropGuard,
 }
 
-impl Given {
-    /// A board that has read the store and is kept; somebody listens.
-    async fn start(products: Vec<Product>, tells: bool) -> Self {
-        let (say, news) = mpsc::unbounded_channel();
+impl Fixture {
+    /// Starts a view that has read the store, with its tasks and one subscription.
+    async fn start(products: Vec<Product>, publishes: bool) -> Self {
+        let (publisher, receiver) = mpsc::unbounded_channel();
         let since = Instant::now();
         let store = Arc::new(ChangingStore {
             since,
             products: StdMutex::new(products),
-            news: tokio::sync::Mutex::new(tells.then_some(news)),
+            events: tokio::sync::Mutex::new(publishes.then_some(receiver)),
             reads: AtomicUsize::new(0),
-            turns: AtomicUsize::new(0),
+            state_saves: AtomicUsize::new(0),
         });
-        let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
+        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
         let view =
             Arc::new(SaleView::new(Arc::<ChangingStore>::clone(&store), None, true, Arc::clone(&events)));
-        let (_, listener) = events.listen(None, None);
-        view.freshen().await.unwrap();
+        let (_, subscription) = events.subscribe(None, None);
+        view.refresh().await.unwrap();
         let closing = CancellationToken::new();
-        tokio::spawn(Arc::clone(&view).keep_time(closing.clone()));
-        tokio::spawn(Arc::clone(&view).follow(closing.clone()));
-        Self { store, view, listener, say, since, _running: closing.drop_guard() }
+        tokio::spawn(Arc::clone(&view).run_timer(closing.clone()));
+        tokio::spawn(Arc::clone(&view).sync(closing.clone()));
+        Self { store, view, subscription, publisher, since, _running: closing.drop_guard() }
     }
 
-    /// What is told next, and how long after the start.
-    async fn hears(&mut self) -> (String, Duration) {
-        let heard = tokio::time::timeout(FOREVER, self.listener.next()).await.expect("something is told");
-        let text = String::from_utf8(heard.expect("it keeps up").to_vec()).unwrap();
+    /// Returns the next published frames, and how long after the start they came.
+    async fn next_event(&mut self) -> (String, Duration) {
+        let frames = tokio::time::timeout(FOREVER, self.subscription.next()).await.expect("an event");
+        let text = String::from_utf8(frames.expect("the subscription keeps up").to_vec()).unwrap();
         (text, self.since.elapsed())
     }
 
@@ -131,107 +131,110 @@ impl Given {
     }
 }
 
-fn expect_at(at: Duration, wanted: Duration) {
-    // Timers have a grain of a millisecond.
-    assert!(at >= wanted && at - wanted <= Duration::from_millis(2), "{at:?} instead of {wanted:?}");
+fn expect_at(at: Duration, expected: Duration) {
+    // Timers are exact to a millisecond.
+    assert!(at >= expected && at - expected <= Duration::from_millis(2), "{at:?} instead of {expected:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn states_are_told_at_their_very_time_and_not_when_the_store_is_next_read() {
+async fn states_are_published_when_due_and_not_when_the_store_is_next_read() {
     let (begins, ends) = (Duration::from_millis(10_007), Duration::from_millis(700_033));
-    let mut given = Given::start(vec![product("W", begins, ends)], true).await;
-    given.say.send(SaleEvent::Subscribed).unwrap();
-    let (told, at) = given.hears().await;
-    assert!(told.contains("\"ACTIVE\""), "{told}");
+    let mut fixture = Fixture::start(vec![product("W", begins, ends)], true).await;
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
+    let (event, at) = fixture.next_event().await;
+    assert!(event.contains("\"ACTIVE\""), "{event}");
     expect_at(at, begins);
-    let (told, at) = given.hears().await;
-    assert!(told.contains("\"TIME_EXPIRED\""), "{told}");
+    let (event, at) = fixture.next_event().await;
+    assert!(event.contains("\"TIME_EXPIRED\""), "{event}");
     expect_at(at, ends);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(given.store.turns.load(Ordering::SeqCst), 2, "and written down, once each");
+    assert_eq!(fixture.store.state_saves.load(Ordering::SeqCst), 2, "each is saved once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
+async fn an_earlier_sale_that_is_added_later_is_published_when_due() {
     let minute = Duration::from_secs(60);
-    let mut given = Given::start(vec![product("LATE", minute * 60, minute * 90)], true).await;
-    given.say.send(SaleEvent::Subscribed).unwrap();
+    let mut fixture = Fixture::start(vec![product("LATE", minute * 60, minute * 90)], true).await;
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
     tokio::time::sleep(minute).await;
     let begins = minute * 2 + Duration::from_millis(503);
-    given.view.learn(product("EARLY", begins, minute * 5));
-    given.store.products.lock().push(product("EARLY", begins, minute * 5));
-    let (told, at) = given.hears().await;
-    assert!(told.contains("\"EARLY\"") && told.contains("\"ACTIVE\""), "{told}");
+    fixture.view.update(product("EARLY", begins, minute * 5));
+    fixture.store.products.lock().push(product("EARLY", begins, minute * 5));
+    let (event, at) = fixture.next_event().await;
+    assert!(event.contains("\"EARLY\"") && event.contains("\"ACTIVE\""), "{event}");
     expect_at(at, begins);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
+async fn a_sale_first_seen_after_it_began_is_published_then() {
     let begun = |name| {
         let mut product = product(name, Duration::from_secs(1), FOREVER);
         product.sale.state = SaleState::Active;
         product
     };
-    let mut given = Given::start(vec![begun("OLD")], false).await;
+    let mut fixture = Fixture::start(vec![begun("OLD")], false).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    given.store.products.lock().push(begun("NEW"));
-    let (told, at) = given.hears().await;
-    assert!(told.contains("\"NEW\"") && told.contains("\"ACTIVE\""), "and nothing of the old one: {told}");
-    assert!(at <= Duration::from_secs(60) + FRESH_FOR * 2, "{at:?}");
+    fixture.store.products.lock().push(begun("NEW"));
+    let (event, at) = fixture.next_event().await;
+    assert!(event.contains("\"NEW\"") && event.contains("\"ACTIVE\""), "and nothing of the old one: {event}");
+    assert!(at <= Duration::from_secs(60) + AGE_MAX * 2, "{at:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
+async fn events_of_the_store_are_published_at_once_and_the_store_is_rarely_read() {
     let hour = Duration::from_secs(3_600);
-    let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(SaleEvent::Subscribed).unwrap();
-    assert!(given.hears().await.0.contains("\"ACTIVE\""));
+    let mut fixture = Fixture::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
+    assert!(fixture.next_event().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let (before, reads) = (Instant::now(), given.reads());
-    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 4 }).unwrap();
-    assert!(given.hears().await.0.contains("\"stock\":4}"));
-    assert_eq!((before.elapsed(), given.reads()), (Duration::ZERO, reads), "without a look at the store");
-    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(6), stock: 1 }).unwrap();
-    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 5 }).unwrap();
-    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 3 }).unwrap();
-    assert!(given.hears().await.0.contains("\"stock\":3}"), "neither of another product, nor what is old");
+    let (before, reads) = (Instant::now(), fixture.reads());
+    fixture.publisher.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 4 }).unwrap();
+    assert!(fixture.next_event().await.0.contains("\"stock\":4}"));
+    assert_eq!((before.elapsed(), fixture.reads()), (Duration::ZERO, reads), "without reading the store");
+    fixture.publisher.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(6), stock: 1 }).unwrap();
+    fixture.publisher.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 5 }).unwrap();
+    fixture.publisher.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 3 }).unwrap();
+    assert!(
+        fixture.next_event().await.0.contains("\"stock\":3}"),
+        "neither of another product, nor what is old"
+    );
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let read = given.reads() - reads;
+    let read = fixture.reads() - reads;
     assert!((20..=31).contains(&read), "every two seconds: {read}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_was_not_heard_is_read_when_the_store_begins_to_tell_again() {
+async fn missed_changes_are_read_when_the_store_publishes_again() {
     let hour = Duration::from_secs(3_600);
-    let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(SaleEvent::Subscribed).unwrap();
-    assert!(given.hears().await.0.contains("\"ACTIVE\""));
+    let mut fixture = Fixture::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
+    assert!(fixture.next_event().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    given.say.send(SaleEvent::Lost).unwrap();
-    let reads = given.reads();
+    fixture.publisher.send(SaleEvent::Lost).unwrap();
+    let reads = fixture.reads();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert!(given.reads() - reads >= 90, "while nothing is told it is read ten times a second");
-    given.say.send(SaleEvent::Subscribed).unwrap();
+    assert!(fixture.reads() - reads >= 90, "without events it is read ten times a second");
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let reads = given.reads();
-    // Sold while nobody was told.
-    given.store.products.lock()[0].sale.sold = 9;
-    given.say.send(SaleEvent::Subscribed).unwrap();
+    let reads = fixture.reads();
+    // Sold while no events were published.
+    fixture.store.products.lock()[0].sale.sold = 9;
+    fixture.publisher.send(SaleEvent::Subscribed).unwrap();
     let before = Instant::now();
-    assert!(given.hears().await.0.contains("\"stock\":1}"));
-    assert!(before.elapsed() <= FRESH_FOR * 2 && given.reads() == reads + 1, "by one reading");
+    assert!(fixture.next_event().await.0.contains("\"stock\":1}"));
+    assert!(before.elapsed() <= AGE_MAX * 2 && fixture.reads() == reads + 1, "by one read");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_tells_nothing_is_read_ten_times_a_second_while_somebody_listens() {
+async fn a_store_without_events_is_read_ten_times_a_second_while_there_are_streams() {
     let hour = Duration::from_secs(3_600);
-    let given = Given::start(vec![product("W", hour, hour * 2)], false).await;
+    let fixture = Fixture::start(vec![product("W", hour, hour * 2)], false).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let reads = given.reads();
+    let reads = fixture.reads();
     assert!((90..=101).contains(&reads), "{reads}");
-    drop(given.listener);
+    drop(fixture.subscription);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let reads = given.store.reads.load(Ordering::SeqCst);
+    let reads = fixture.store.reads.load(Ordering::SeqCst);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(given.store.reads.load(Ordering::SeqCst), reads, "and not at all while nobody does");
+    assert_eq!(fixture.store.reads.load(Ordering::SeqCst), reads, "and not at all without streams");
 }

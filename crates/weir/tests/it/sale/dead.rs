@@ -62,7 +62,7 @@ async fn an_entry_that_is_no_purchase_is_a_dead_letter_until_it_is_discarded() {
     let dead = letter(&operator).await;
     assert_eq!((&dead["topic"], &dead["key"]), (&json!("sale-purchases"), &json!("W")));
     assert_eq!((&dead["payload"], &dead["attempts"]), (&json!("{\"what\":\"nonsense\"}"), &json!(1)));
-    assert_eq!(dead["reason"], "it is no purchase");
+    assert_eq!(dead["reason"], "the stream entry is not a purchase");
     let path = format!("/admin/dlq/{}", dead["id"].as_str().unwrap());
     assert_eq!(operator.get(&path).await.unwrap().json(), dead);
     expect_empty(&redis).await;
