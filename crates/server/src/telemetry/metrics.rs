@@ -270,6 +270,7 @@ mod tests {
     fn alerts_use_metrics_that_exist() {
         let metrics = Metrics::default();
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
+        metrics.request.accept.record("accepted", Duration::ZERO);
         let _ = metrics.lane("request");
         let _ = metrics.operations.clock_steps("system");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
