@@ -3,7 +3,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OutcomeLabels {
+pub(crate) struct OutcomeLabels {
     /// One of a fixed set of words, never a caller's text.
-    pub outcome: &'static str,
+    pub(crate) outcome: &'static str,
 }

@@ -106,7 +106,7 @@ fn server_modules_depend_on_each_other_as_documented_and_without_cycles() {
 }
 
 /// Modules of the server whose log lines are all written by their `events.rs`.
-const MODULES_WITH_EVENTS: [&str; 3] = ["quota", "sale", "slot"];
+const MODULES_WITH_EVENTS: [&str; 7] = ["gateway", "operations", "quota", "request", "sale", "slot", "tier"];
 
 /// Whether code logs: a macro of `tracing`, or an import that would let it be called without the crate's name.
 fn logs(code: &str) -> bool {
