@@ -263,6 +263,7 @@ impl Metrics {
 mod tests {
     use super::*;
     use crate::request::metrics::DownstreamLabels;
+    use crate::telemetry::labels::OutcomeLabels;
 
     const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 
@@ -276,6 +277,7 @@ mod tests {
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.request.work.breaker_state.get_or_create(&labels).set(0);
         metrics.request.accept.record("accepted", Duration::ZERO);
+        let _ = metrics.sale.purchases.get_or_create(&OutcomeLabels { outcome: "bought" });
         let shown = metrics.encode(MetricsFormat::OpenMetrics);
         let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         let names: Vec<&str> = words.filter(|word| word.starts_with("weir_")).collect();
@@ -283,6 +285,13 @@ mod tests {
         for name in names {
             let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
             assert!(shown.contains(&format!("# TYPE {family} ")), "{name}");
+        }
+        for threshold in ["0.12", "0.25"] {
+            let bucket = format!("weir_request_accept_latency_seconds_bucket{{le=\"{threshold}\"}}");
+            assert!(
+                shown.contains(&bucket),
+                "a quantile is exact at {threshold} s only if a bucket ends there"
+            );
         }
     }
 
