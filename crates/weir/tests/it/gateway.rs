@@ -1,5 +1,5 @@
-//! AI calls: what reaches the upstream, what comes back, and when. The test plays both the caller and the upstream, so
-//! that each step is seen on the other side before the next is taken.
+//! The AI gateway. Tests are both the caller and the upstream, so that they can check each step on the other side before
+//! they take the next.
 
 mod answers;
 mod bodies;

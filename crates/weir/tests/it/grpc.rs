@@ -1,4 +1,4 @@
-//! Envoy's rate limit service over gRPC: a client of tonic's, and one of gRPC's own library in Python.
+//! Envoy's rate limit service over gRPC, called by tonic's client and by gRPC's Python library.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -57,14 +57,14 @@ domain = "edge"
 watched = "*"
 "#;
 
-/// A file of settings with the policies above.
+/// A settings file with [`POLICIES`].
 fn file() -> tempfile::NamedTempFile {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     file.write_all(POLICIES.as_bytes()).unwrap();
     file
 }
 
-/// A proxy that asks.
+/// A client of the service, as Envoy is one.
 #[derive(Clone)]
 struct Proxy(Channel);
 
@@ -94,8 +94,8 @@ fn address(value: &str) -> RateLimitDescriptor {
     RateLimitDescriptor::new(&[("remote_address", value)])
 }
 
-/// What is told of a descriptor: code, limit, unit, what is left.
-fn told(status: &DescriptorStatus) -> (Code, u32, RateLimitUnit, u32) {
+/// The code, limit, unit and remaining amount of a descriptor.
+fn summary(status: &DescriptorStatus) -> (Code, u32, RateLimitUnit, u32) {
     let limit = status.current_limit.as_ref().expect("a limit");
     (
         status.code(),
@@ -105,7 +105,7 @@ fn told(status: &DescriptorStatus) -> (Code, u32, RateLimitUnit, u32) {
     )
 }
 
-/// A server on a clock of the test's own, with the policies.
+/// Starts a server with [`POLICIES`] and a manual clock.
 async fn start() -> (InProcess, Proxy) {
     let file = file();
     let server = InProcess::start_with_file(Store::Embedded, &[], Some(file.path())).await;
@@ -114,19 +114,19 @@ async fn start() -> (InProcess, Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn statuses_say_what_is_true() {
+async fn statuses_have_code_limit_and_reset() {
     let (server, proxy) = start().await;
     for left in (0..5).rev() {
         let answer = proxy.ask(&[address("10.0.0.1")]).await;
         assert_eq!(answer.overall_code(), Code::Ok);
-        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, left));
+        assert_eq!(summary(&answer.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, left));
         assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "per_address");
         assert!(answer.response_headers_to_add.is_empty());
     }
     server.clock.advance(Duration::from_millis(20_500));
     let answer = proxy.ask(&[address("10.0.0.1")]).await;
     assert_eq!(answer.overall_code(), Code::OverLimit);
-    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 0));
+    assert_eq!(summary(&answer.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 0));
     let reset = answer.statuses[0].duration_until_reset.unwrap();
     assert_eq!((reset.seconds, reset.nanos), (39, 500_000_000));
     let [header] = &answer.response_headers_to_add[..] else { panic!("{answer:?}") };
@@ -148,60 +148,63 @@ async fn all_descriptors_are_spent_or_none() {
     let answer = proxy.ask(&both).await;
     assert_eq!(answer.overall_code(), Code::OverLimit);
     assert_eq!(
-        told(&answer.statuses[0]),
+        summary(&answer.statuses[0]),
         (Code::Ok, 5, RateLimitUnit::Minute, 2),
         "it has room, and keeps it"
     );
     assert_eq!(
-        told(&answer.statuses[1]),
+        summary(&answer.statuses[1]),
         (Code::OverLimit, 2, RateLimitUnit::Hour, 0),
         "what it gains in an hour"
     );
     let elsewhere = RateLimitDescriptor::new(&[("remote_address", "10.0.0.1"), ("path", "/")]);
     let answer = proxy.ask(&[elsewhere, address("10.0.0.1")]).await;
     assert_eq!(answer.statuses[0], DescriptorStatus { code: Code::Ok as i32, ..DescriptorStatus::default() });
-    assert_eq!(told(&answer.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 1));
+    assert_eq!(summary(&answer.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 1));
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hits_say_what_is_spent_and_0_only_looks() {
+async fn hits_are_spent_and_0_hits_only_read() {
     let (server, proxy) = start().await;
     let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..address("10.0.0.1") };
     for _ in 0..3 {
-        assert_eq!(told(&proxy.ask(&[hits(0)]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 5));
+        assert_eq!(
+            summary(&proxy.ask(&[hits(0)]).await.statuses[0]),
+            (Code::Ok, 5, RateLimitUnit::Minute, 5)
+        );
     }
-    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 2));
+    assert_eq!(summary(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 2));
     assert_eq!(
-        told(&proxy.ask(&[hits(3)]).await.statuses[0]),
+        summary(&proxy.ask(&[hits(3)]).await.statuses[0]),
         (Code::OverLimit, 5, RateLimitUnit::Minute, 2)
     );
     let most = proxy.ask(&[hits(1_000_000_000)]).await;
-    assert_eq!(told(&most.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 2));
+    assert_eq!(summary(&most.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 2));
     let two = RateLimitRequest { hits_addend: 2, ..question(&[address("10.0.0.1")]) };
     let answer = proxy.send(Request::new(two)).await.unwrap();
     assert_eq!(
-        told(&answer.statuses[0]),
+        summary(&answer.statuses[0]),
         (Code::Ok, 5, RateLimitUnit::Minute, 0),
         "for all that do not say themselves"
     );
     let answer = proxy.ask(&[hits(0)]).await;
     assert_eq!(
-        told(&answer.statuses[0]),
+        summary(&answer.statuses[0]),
         (Code::OverLimit, 5, RateLimitUnit::Minute, 0),
         "nothing would fit"
     );
     let mixed = proxy.ask(&[hits(0), address("10.0.0.9")]).await;
     assert_eq!(mixed.overall_code(), Code::OverLimit);
-    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5), "nothing is spent then");
-    let look = RateLimitDescriptor { hits_addend: Some(0), ..address("10.0.0.8") };
-    let mixed = proxy.ask(&[look, address("10.0.0.9")]).await;
-    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
+    assert_eq!(summary(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5), "nothing is spent");
+    let read = RateLimitDescriptor { hits_addend: Some(0), ..address("10.0.0.8") };
+    let mixed = proxy.ask(&[read, address("10.0.0.9")]).await;
+    assert_eq!(summary(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_descriptor_may_bring_a_limit_along() {
+async fn a_descriptor_may_override_the_limit() {
     let (server, proxy) = start().await;
     let with = |amount, unit: RateLimitUnit, value| RateLimitDescriptor {
         limit: Some(RateLimitOverride { requests_per_unit: amount, unit: unit as i32 }),
@@ -209,20 +212,20 @@ async fn a_descriptor_may_bring_a_limit_along() {
     };
     for left in [1, 0] {
         let answer = proxy.ask(&[with(2, RateLimitUnit::Hour, "10.0.0.1")]).await;
-        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 2, RateLimitUnit::Hour, left));
+        assert_eq!(summary(&answer.statuses[0]), (Code::Ok, 2, RateLimitUnit::Hour, left));
     }
     let over = proxy.ask(&[with(2, RateLimitUnit::Hour, "10.0.0.1")]).await;
-    assert_eq!(told(&over.statuses[0]), (Code::OverLimit, 2, RateLimitUnit::Hour, 0));
+    assert_eq!(summary(&over.statuses[0]), (Code::OverLimit, 2, RateLimitUnit::Hour, 0));
     assert_eq!(
-        told(&proxy.ask(&[address("10.0.0.1")]).await.statuses[0]),
+        summary(&proxy.ask(&[address("10.0.0.1")]).await.statuses[0]),
         (Code::Ok, 5, RateLimitUnit::Minute, 4)
     );
     let more = proxy.ask(&[with(4, RateLimitUnit::Hour, "10.0.0.1")]).await;
-    assert_eq!(told(&more.statuses[0]), (Code::Ok, 4, RateLimitUnit::Hour, 1), "what was spent stays spent");
+    assert_eq!(summary(&more.statuses[0]), (Code::Ok, 4, RateLimitUnit::Hour, 1), "spent hits stay counted");
     let nothing = proxy.ask(&[with(0, RateLimitUnit::Hour, "10.0.0.2"), address("10.0.0.2")]).await;
     assert_eq!(nothing.overall_code(), Code::OverLimit);
-    assert_eq!(told(&nothing.statuses[0]), (Code::OverLimit, 0, RateLimitUnit::Hour, 0));
-    assert_eq!(told(&nothing.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5));
+    assert_eq!(summary(&nothing.statuses[0]), (Code::OverLimit, 0, RateLimitUnit::Hour, 0));
+    assert_eq!(summary(&nothing.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5));
     let elsewhere =
         RateLimitRequest { domain: "unheard of".into(), ..question(&[with(1, RateLimitUnit::Day, "x")]) };
     for code in [Code::Ok, Code::OverLimit] {
@@ -239,7 +242,7 @@ async fn a_descriptor_may_bring_a_limit_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_policy_is_about_is_allowed_and_shadows_never_deny() {
+async fn descriptors_without_a_policy_are_allowed_and_shadow_policies_never_deny() {
     let (server, proxy) = start().await;
     let unknown = RateLimitDescriptor::new(&[("generic_key", "x")]);
     let answer = proxy.ask(&[unknown]).await;
@@ -252,19 +255,19 @@ async fn what_no_policy_is_about_is_allowed_and_shadows_never_deny() {
     for _ in 0..3 {
         let answer = proxy.ask(&[RateLimitDescriptor::new(&[("watched", "w")])]).await;
         assert_eq!(answer.overall_code(), Code::Ok);
-        let (_, limit, unit, left) = told(&answer.statuses[0]);
+        let (_, limit, unit, left) = summary(&answer.statuses[0]);
         assert_eq!((limit, unit, left), (1, RateLimitUnit::Unknown, 0), "90 s is no unit of Envoy's");
     }
     let long = "x".repeat(100_000);
-    assert_eq!(told(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 4);
-    assert_eq!(told(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 3);
+    assert_eq!(summary(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 4);
+    assert_eq!(summary(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 3);
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn questions_at_once_never_pass_a_limit() {
+async fn concurrent_requests_never_exceed_a_limit() {
     let (server, proxy) = start().await;
-    // More than a connection has at a time.
+    // More than a connection may have at a time.
     let asks = (0..1_000).map(|_| {
         let proxy = proxy.clone();
         async move { proxy.ask(&[address("10.0.0.1")]).await.overall_code() }
@@ -275,7 +278,7 @@ async fn questions_at_once_never_pass_a_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_large_or_unknown_is_refused_and_the_next_question_answered() {
+async fn requests_after_a_refused_one_are_answered() {
     let (server, proxy) = start().await;
     let many = vec![address("x"); 65];
     let refused = proxy.send(Request::new(question(&many))).await.unwrap_err();
@@ -313,7 +316,7 @@ async fn a_grpc_request_that_does_not_end_is_refused_in_time() {
     assert_eq!(proxy.ask(&[address("x")]).await.overall_code(), Code::Ok);
 }
 
-/// Sends a message whose first field has these bytes, whether or not they are a text.
+/// Sends a message whose first field has these bytes, which need not be UTF-8.
 async fn send_first_field(proxy: &Proxy, bytes: &[u8]) -> Status {
     let mut grpc = Grpc::new(proxy.0.clone());
     grpc.ready().await.unwrap();
@@ -342,14 +345,14 @@ async fn a_bad_message_is_an_invalid_argument_and_spends_nothing() {
     // The first field is the domain, and this one is not UTF-8.
     let refused = send_first_field(&proxy, b"\xff\xfe").await;
     assert_eq!(refused.code(), Fault::InvalidArgument, "{refused:?}");
-    assert_eq!(told(&proxy.ask(&[good]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
+    assert_eq!(summary(&proxy.ask(&[good]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_more_than_this_machine_credentials_are_asked_for() {
+async fn a_public_listener_requires_credentials() {
     let (file, token_file) = (file(), "jwt.secret");
-    // All addresses of the machine: open to others, unless something stands before it.
+    // All addresses of the machine, so that other machines can connect.
     let port = weir_testkit::ports::unused();
     let running = weir()
         .env("WEIR_GRPC_LISTEN", format!("0.0.0.0:{port}"))
@@ -373,9 +376,9 @@ async fn on_more_than_this_machine_credentials_are_asked_for() {
     let mut health = HealthClient::new(proxy.0.clone());
     let about = |service: String| HealthCheckRequest { service };
     let answer = health.check(about(SERVICE.to_owned())).await.unwrap().into_inner();
-    assert_eq!(answer.status(), ServingStatus::Serving, "whoever checks health has no credentials");
+    assert_eq!(answer.status(), ServingStatus::Serving, "health checks need no credentials");
     let long = health.check(about("x".repeat(2_000))).await.unwrap_err();
-    assert_eq!(long.code(), Fault::OutOfRange, "and needs only the name of a service");
+    assert_eq!(long.code(), Fault::OutOfRange, "a health check's name is bounded");
     assert_eq!(with("x-admin-key", "wrong".into()).await.unwrap_err().code(), Fault::Unauthenticated);
     assert_eq!(with("authorization", "Bearer x".into()).await.unwrap_err().code(), Fault::Unauthenticated);
     let other = with("authorization", bearing("requests:read")).await.unwrap_err();
@@ -385,7 +388,7 @@ async fn on_more_than_this_machine_credentials_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn health_is_told_and_ends_with_a_stop() {
+async fn a_stop_changes_health_to_not_serving() {
     let mut running = Running::start(Store::Embedded).await;
     let proxy = Proxy::connect(running.weir.grpc_addr());
     let mut health = HealthClient::new(proxy.0.clone());
@@ -400,31 +403,31 @@ async fn health_is_told_and_ends_with_a_stop() {
     running.weir.terminate();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     let status = running.weir.wait(PATIENCE).await;
-    assert!(status.success(), "whoever watches does not hold up a stop: {status}");
+    assert!(status.success(), "a health watch must not delay a stop: {status}");
 }
 
 #[tokio::test]
-async fn only_whoever_answers_callers_listens() {
+async fn a_server_without_the_api_role_does_not_listen() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_ROLES", "sender")]).await;
     assert!(tokio::net::TcpStream::connect(running.weir.grpc_addr()).await.is_err());
 }
 
-/// Has Python ask, and returns what it was told: two checks of health, then an answer a question.
-fn ask_in_python(address: SocketAddr, questions: &[Value]) -> Vec<Value> {
+/// Runs the Python client, and returns its output: two health checks, then one response per request.
+fn call_from_python(address: SocketAddr, requests: &[Value]) -> Vec<Value> {
     let python = weir_testkit::python_with_grpc()
         .unwrap_or_else(|problem| panic!("{problem}; WEIR_TEST_SKIP=python leaves this out"));
     let root = env!("CARGO_MANIFEST_DIR");
     let mut child = Command::new(python)
-        .arg(format!("{root}/tests/it/grpc/ask.py"))
+        .arg(format!("{root}/tests/it/grpc/client.py"))
         .args([address.to_string(), format!("{root}/../server/proto")])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines: String = questions.iter().map(|question| format!("{question}\n")).collect();
+    let lines: String = requests.iter().map(|question| format!("{question}\n")).collect();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "its errors are above");
+    assert!(output.status.success(), "the Python client failed; its errors are above");
     String::from_utf8(output.stdout)
         .unwrap()
         .lines()
@@ -433,23 +436,23 @@ fn ask_in_python(address: SocketAddr, questions: &[Value]) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_made_of_the_protocol_files_is_understood_and_understands() {
+async fn a_client_generated_from_the_proto_files_works() {
     if weir_testkit::skip("python") {
         return;
     }
     let (server, _proxy) = start().await;
     let address = server.grpc_address();
     let descriptor = json!({"entries": [{"key": "remote_address", "value": "10.0.0.1"}]});
-    let mut brought = descriptor.clone();
-    brought["limit"] = json!({"requestsPerUnit": 7, "unit": "DAY"});
-    let mut look = descriptor.clone();
-    look["hitsAddend"] = json!("0");
+    let mut overridden = descriptor.clone();
+    overridden["limit"] = json!({"requestsPerUnit": 7, "unit": "DAY"});
+    let mut read = descriptor.clone();
+    read["hitsAddend"] = json!("0");
     let ask = |descriptor: &Value, hits: u32| json!({"domain": "edge", "descriptors": [descriptor], "hitsAddend": hits});
-    let mut timeless = brought.clone();
+    let mut timeless = overridden.clone();
     timeless["limit"]["unit"] = json!("UNKNOWN");
-    let questions =
-        [ask(&descriptor, 4), ask(&look, 0), ask(&descriptor, 2), ask(&brought, 0), ask(&timeless, 0)];
-    let told = tokio::task::spawn_blocking(move || ask_in_python(address, &questions)).await.unwrap();
+    let requests =
+        [ask(&descriptor, 4), ask(&read, 0), ask(&descriptor, 2), ask(&overridden, 0), ask(&timeless, 0)];
+    let responses = tokio::task::spawn_blocking(move || call_from_python(address, &requests)).await.unwrap();
     let limit = json!({"name": "per_address", "requestsPerUnit": 5, "unit": "MINUTE"});
     let day = json!({"name": "per_address", "requestsPerUnit": 7, "unit": "DAY"});
     let status = |code: &str, limit: &Value, left: u32, reset: &str| json!({"code": code, "currentLimit": limit, "limitRemaining": left, "durationUntilReset": reset});
@@ -466,6 +469,6 @@ async fn a_client_made_of_the_protocol_files_is_understood_and_understands() {
         json!({"overallCode": "OK", "statuses": [status("OK", &day, 6, "86400s")]}),
         json!({"error": "INVALID_ARGUMENT"}),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(responses, expected);
     server.stop().await;
 }

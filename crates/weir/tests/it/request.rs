@@ -1,5 +1,5 @@
-//! Request from the outside: submissions, reads, waiting, callbacks, dead letters, switches and work. But for those of
-//! [`work`], servers have the role `api` alone: nobody works on requests, so they stand still until a test moves them.
+//! Request over HTTP: submissions, reads, waiting, callbacks, dead letters, rollout and workers. Except in [`work`], servers
+//! have only the role `api`: without workers a request keeps its status until a test changes it.
 
 mod auth;
 mod callback;
@@ -18,21 +18,21 @@ use serde_json::{Value, json};
 use self::fixtures::{Api, body, submit};
 use crate::fixtures::{Store, audit, on_each_engine};
 
-async fn a_submission_is_accepted_once_however_its_payload_is_spelled(store: Store) {
+async fn equal_payloads_in_any_notation_are_one_request(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let first = submit(&caller, &body("k", "pay", json!({"amount": 1, "to": ["a", {"b": null}]}))).await;
     assert_eq!((first.status, first.header("idempotent-replayed")), (202, None), "{:?}", first.body);
     let receipt = first.json();
     assert_eq!((&receipt["status"], receipt.as_object().unwrap().len()), (&json!("ACCEPTED"), 3));
-    for spelled in [
+    for notation in [
         r#"{"idempotencyKey":"k","requestType":"pay","payload":{"amount":1,"to":["a",{"b":null}]}}"#,
         r#"{ "payload" : { "to" : [ "a" , {"b":null} ], "amount" : 1.0 }, "requestType":"pay", "idempotencyKey":"k" }"#,
         r#"{"idempotencyKey":"k","requestType":"p\u0061y","payload":{"amount":10e-1,"to":["\u0061",{"b":null}]}}"#,
     ] {
-        let again = api.submit_text(&caller, spelled).await;
-        assert_eq!((again.status, again.header("idempotent-replayed")), (202, Some("true")), "{spelled}");
-        assert_eq!(again.json(), receipt, "{spelled}");
+        let again = api.submit_text(&caller, notation).await;
+        assert_eq!((again.status, again.header("idempotent-replayed")), (202, Some("true")), "{notation}");
+        assert_eq!(again.json(), receipt, "{notation}");
     }
     for (kind, payload) in [
         ("pay", json!({"amount": 2, "to": ["a", {"b": null}]})),
@@ -54,7 +54,7 @@ async fn a_submission_is_accepted_once_however_its_payload_is_spelled(store: Sto
     assert_eq!((&request["jobs"], &request["difference"]), (&json!(2), &json!(0)));
 }
 
-async fn a_hundred_equal_submissions_at_once_are_one_request(store: Store) {
+async fn a_hundred_concurrent_equal_submissions_are_one_request(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let body = body("k", "pay", json!({"amount": 1}));
@@ -68,7 +68,7 @@ async fn a_hundred_equal_submissions_at_once_are_one_request(store: Store) {
     assert_eq!((&books["ok"], &books["request"]["accepted"]), (&json!(true), &json!(1)), "{books}");
 }
 
-async fn the_key_may_stand_in_the_header_and_must_agree(store: Store) {
+async fn the_idempotency_key_may_be_in_the_header_and_must_agree_with_the_body(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let send = async |header: &str, key: Option<&str>| {
@@ -91,7 +91,7 @@ async fn the_key_may_stand_in_the_header_and_must_agree(store: Store) {
     }
 }
 
-async fn what_is_wrong_with_a_submission_is_400_and_named(store: Store) {
+async fn an_invalid_submission_is_400_and_names_the_field(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
@@ -128,7 +128,7 @@ async fn what_is_wrong_with_a_submission_is_400_and_named(store: Store) {
     assert_eq!(api.submit_text(&caller, &large).await.status, 413);
 }
 
-async fn a_callback_url_leads_out_or_is_refused(store: Store) {
+async fn a_callback_url_of_a_private_address_is_refused(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let mut body = body("k", "pay", json!(1));
@@ -164,7 +164,7 @@ async fn a_tenant_lists_its_own_requests_page_by_page(store: Store) {
         let Some(cursor) = page["nextCursor"].as_str() else { break };
         path = format!("/v1/requests?limit=3&cursor={cursor}");
     }
-    // The newest first; those of one millisecond in any order.
+    // The newest first. Ids of the same millisecond are in any order, so ids are compared.
     ids.sort();
     ids.reverse();
     assert_eq!(listed, ids);
@@ -178,7 +178,7 @@ async fn a_tenant_lists_its_own_requests_page_by_page(store: Store) {
     }
 }
 
-async fn a_tenant_over_its_limit_is_told_when_to_come_back(store: Store) {
+async fn a_tenant_over_its_limit_is_429_with_retry_after(store: Store) {
     let api = Api::start_with(store, &[("WEIR_REQUEST_TENANT_LIMIT", "3")]).await;
     let caller = api.caller("acme");
     for n in 0..3 {
@@ -192,11 +192,15 @@ async fn a_tenant_over_its_limit_is_told_when_to_come_back(store: Store) {
     assert_eq!(limited.header("x-ratelimit-remaining"), Some("0"));
     assert_eq!(limited.header("ratelimit-policy"), Some("\"request\";q=3;w=60"));
     let again = submit(&caller, &body("k0", "pay", json!(0))).await;
-    assert_eq!((again.status, again.header("idempotent-replayed")), (202, Some("true")), "replays are free");
+    assert_eq!(
+        (again.status, again.header("idempotent-replayed")),
+        (202, Some("true")),
+        "replays do not count"
+    );
     assert_eq!(submit(&api.caller("other"), &body("k", "pay", json!(1))).await.status, 202);
 }
 
-async fn switches_apply_at_once_and_answer_with_a_sentence(store: Store) {
+async fn rollout_changes_apply_at_once_and_name_the_reason(store: Store) {
     let api = Api::start(store).await;
     let (caller, operator) = (api.caller("acme"), api.operator());
     let rollout = async |change: Value| operator.put("/admin/request/rollout", &change).await.unwrap();
@@ -213,7 +217,7 @@ async fn switches_apply_at_once_and_answer_with_a_sentence(store: Store) {
     assert!(refused.json()["message"].as_str().unwrap().contains("switched requests off"));
     assert!(refused.header("retry-after").is_some());
     let path = format!("/v1/requests/{}", accepted["requestId"].as_str().unwrap());
-    assert_eq!(caller.get(&path).await.unwrap().status, 200, "reads go on");
+    assert_eq!(caller.get(&path).await.unwrap().status, 200, "reads continue");
     rollout(json!({"processingEnabled": true, "canaryPercent": 0})).await;
     let refused = submit(&caller, &body("k2", "pay", json!(1))).await;
     assert_eq!(refused.status, 503);
@@ -227,7 +231,7 @@ async fn switches_apply_at_once_and_answer_with_a_sentence(store: Store) {
     assert_eq!(caller.get("/admin/request/rollout").await.unwrap().status, 401);
 }
 
-async fn metrics_and_logs_tell_of_submissions_and_not_of_payloads(store: Store) {
+async fn metrics_and_logs_report_submissions_without_payloads(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme").with_header("x-request-id", "trace-42");
     let accepted = submit(&caller, &body("key-1", "pay", json!({"card": "4111-secret"}))).await.json();
@@ -263,13 +267,13 @@ async fn metrics_and_logs_tell_of_submissions_and_not_of_payloads(store: Store) 
 }
 
 on_each_engine!(
-    a_submission_is_accepted_once_however_its_payload_is_spelled,
-    a_hundred_equal_submissions_at_once_are_one_request,
-    the_key_may_stand_in_the_header_and_must_agree,
-    what_is_wrong_with_a_submission_is_400_and_named,
-    a_callback_url_leads_out_or_is_refused,
+    equal_payloads_in_any_notation_are_one_request,
+    a_hundred_concurrent_equal_submissions_are_one_request,
+    the_idempotency_key_may_be_in_the_header_and_must_agree_with_the_body,
+    an_invalid_submission_is_400_and_names_the_field,
+    a_callback_url_of_a_private_address_is_refused,
     a_tenant_lists_its_own_requests_page_by_page,
-    a_tenant_over_its_limit_is_told_when_to_come_back,
-    switches_apply_at_once_and_answer_with_a_sentence,
-    metrics_and_logs_tell_of_submissions_and_not_of_payloads,
+    a_tenant_over_its_limit_is_429_with_retry_after,
+    rollout_changes_apply_at_once_and_name_the_reason,
+    metrics_and_logs_report_submissions_without_payloads,
 );

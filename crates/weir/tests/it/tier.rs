@@ -1,4 +1,4 @@
-//! Tier: plans and what they allow, and limits for anyone.
+//! Tier: subscriptions, tiers, policies, checks and holds.
 
 mod auth;
 mod check;

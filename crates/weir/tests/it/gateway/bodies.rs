@@ -1,21 +1,21 @@
-//! Bodies: passed on as they come, both ways, and bounded.
+//! Bodies: streamed in both directions, and bounded.
 
 use http::Method;
 
-use super::fixtures::{Gate, answer, error};
+use super::fixtures::{TestGateway, answer, error};
 
 const MIB: usize = 1 << 20;
 
-/// Bytes that are not all alike.
+/// A pattern of bytes, in which missing or repeated parts show.
 fn bytes(count: usize) -> Vec<u8> {
     (0..count).map(|n| u8::try_from(n % 251).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn each_piece_of_an_answer_is_there_before_the_next_is_made() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate.asking("GET /api/v1/ai/stream", &["Accept: text/event-stream"]).await;
-    let mut upstream = gate.upstream.next().await;
+async fn each_piece_of_a_response_arrives_before_the_next_is_sent() {
+    let mut gateway = TestGateway::start().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/stream", &["Accept: text/event-stream"]).await;
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     upstream
         .send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -32,15 +32,15 @@ async fn each_piece_of_an_answer_is_there_before_the_next_is_made() {
 }
 
 #[tokio::test]
-async fn each_piece_of_a_request_is_there_before_the_next_is_sent() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate.asking("POST /api/v1/ai/talk", &["Transfer-Encoding: chunked"]).await;
-    let mut upstream = gate.upstream.next().await;
+async fn each_piece_of_a_request_arrives_before_the_next_is_sent() {
+    let mut gateway = TestGateway::start().await;
+    let mut caller = gateway.start_request("POST /api/v1/ai/talk", &["Transfer-Encoding: chunked"]).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("transfer-encoding"), head.get("content-length")), (Some("chunked"), None));
     caller.send_chunk("first").await;
     assert_eq!(upstream.chunk().await, b"first");
-    // Answers may begin before the request ends.
+    // A response may begin before the request ends.
     upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
     caller.head().await;
     for n in 0..3 {
@@ -57,15 +57,15 @@ async fn each_piece_of_a_request_is_there_before_the_next_is_sent() {
 
 #[tokio::test]
 async fn five_mebibytes_pass_both_ways_whole() {
-    let mut gate = Gate::start().await;
+    let mut gateway = TestGateway::start().await;
     let large = bytes(5 * MIB);
     let lengths = [format!("Content-Length: {}", large.len()), "Transfer-Encoding: chunked".to_owned()];
     let mut upstream = None;
     for framing in &lengths {
-        let mut caller = gate.asking("POST /api/v1/ai/large", &[framing]).await;
+        let mut caller = gateway.start_request("POST /api/v1/ai/large", &[framing]).await;
         let is_chunked = framing.starts_with("Transfer");
         let sent = large.clone();
-        let speaking = tokio::spawn(async move {
+        let sending = tokio::spawn(async move {
             if is_chunked {
                 for chunk in sent.chunks(100_000) {
                     caller.send_chunk(chunk).await;
@@ -76,59 +76,63 @@ async fn five_mebibytes_pass_both_ways_whole() {
             }
             caller
         });
-        let mut line = match upstream.take() {
-            Some(line) => line,
-            None => gate.upstream.next().await,
+        let mut connection = match upstream.take() {
+            Some(connection) => connection,
+            None => gateway.upstream.next().await,
         };
-        line.head().await;
-        let got = if is_chunked { line.chunked(large.len()).await } else { line.bytes(large.len()).await };
-        assert!(got == large, "what was sent came");
-        let mut caller = speaking.await.unwrap();
+        connection.head().await;
+        let got = if is_chunked {
+            connection.chunked(large.len()).await
+        } else {
+            connection.bytes(large.len()).await
+        };
+        assert!(got == large, "the upstream gets the whole request");
+        let mut caller = sending.await.unwrap();
         let back = large.clone();
         let framing = framing.clone();
         let answering = tokio::spawn(async move {
-            line.send(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n")).await;
+            connection.send(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n")).await;
             if is_chunked {
                 for chunk in back.chunks(70_000) {
-                    line.send_chunk(chunk).await;
+                    connection.send_chunk(chunk).await;
                 }
-                line.send("0\r\n\r\n").await;
+                connection.send("0\r\n\r\n").await;
             } else {
-                line.send(&back).await;
+                connection.send(&back).await;
             }
-            line
+            connection
         });
         caller.head().await;
         let got =
             if is_chunked { caller.chunked(large.len()).await } else { caller.bytes(large.len()).await };
-        assert!(got == large, "what was answered came");
+        assert!(got == large, "the caller gets the whole response");
         upstream = Some(answering.await.unwrap());
     }
-    assert_eq!(gate.upstream.accepted(), 1, "large bodies leave their connection usable");
+    assert_eq!(gateway.upstream.accepted(), 1, "large bodies leave their connection usable");
 }
 
 #[tokio::test]
-async fn a_body_may_be_as_large_as_is_allowed_and_no_larger() {
-    let mut gate = Gate::start_with(&[("WEIR_AI_MAX_BODY", "1KiB")]).await;
+async fn bodies_above_the_limit_are_413() {
+    let mut gateway = TestGateway::start_with(&[("WEIR_AI_MAX_BODY", "1KiB")]).await;
     let announced =
-        gate.client().request(Method::POST, "/api/v1/ai/x", &[], vec![b'x'; 1_025]).await.unwrap();
+        gateway.client().request(Method::POST, "/api/v1/ai/x", &[], vec![b'x'; 1_025]).await.unwrap();
     assert_eq!(error(&announced), (413, "PAYLOAD_TOO_LARGE".to_owned()));
-    assert_eq!(gate.upstream.accepted(), 0, "what says that it is too large goes nowhere");
+    assert_eq!(gateway.upstream.accepted(), 0, "a request that announces too much is not forwarded");
 
-    let mut caller = gate.asking("POST /api/v1/ai/x", &["Transfer-Encoding: chunked"]).await;
+    let mut caller = gateway.start_request("POST /api/v1/ai/x", &["Transfer-Encoding: chunked"]).await;
     caller.send_chunk([b'x'; 1_024]).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     assert_eq!(upstream.chunk().await.len(), 1_024);
     caller.send_chunk("y").await;
     let head = caller.head().await;
     assert_eq!(head.line(), "HTTP/1.1 413 Payload Too Large");
-    assert_eq!(upstream.rest().await, b"", "the upstream is not told that this was all");
+    assert_eq!(upstream.rest().await, b"", "the upstream's request must not end normally");
 
-    let call = gate.client();
+    let call = gateway.client();
     let call =
         tokio::spawn(async move { call.request(Method::POST, "/api/v1/ai/x", &[], vec![b'x'; 1_024]).await });
-    let mut upstream = gate.upstream.next().await;
+    let mut upstream = gateway.upstream.next().await;
     assert_eq!(upstream.head().await.get("content-length"), Some("1024"));
     upstream.bytes(1_024).await;
     upstream.send(answer("ok")).await;
@@ -136,20 +140,22 @@ async fn a_body_may_be_as_large_as_is_allowed_and_no_larger() {
 }
 
 #[tokio::test]
-async fn by_default_32_mebibytes_are_allowed() {
-    let mut gate = Gate::start().await;
+async fn the_default_limit_of_a_body_is_32_mebibytes() {
+    let mut gateway = TestGateway::start().await;
     let length = 32 * MIB + 1;
-    let mut caller = gate.asking("POST /api/v1/ai/x", &[&format!("Content-Length: {length}")]).await;
+    let mut caller =
+        gateway.start_request("POST /api/v1/ai/x", &[&format!("Content-Length: {length}")]).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 413 Payload Too Large");
     let length = 32 * MIB;
-    let mut caller = gate.asking("POST /api/v1/ai/x", &[&format!("Content-Length: {length}")]).await;
+    let mut caller =
+        gateway.start_request("POST /api/v1/ai/x", &[&format!("Content-Length: {length}")]).await;
     let sending = tokio::spawn(async move {
         for _ in 0..32 {
             caller.send(vec![b'x'; MIB]).await;
         }
         caller
     });
-    let mut upstream = gate.upstream.next().await;
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     for _ in 0..32 {
         upstream.bytes(MIB).await;
@@ -160,10 +166,11 @@ async fn by_default_32_mebibytes_are_allowed() {
 }
 
 #[tokio::test]
-async fn whoever_waits_to_be_asked_for_its_body_is_asked_once_it_is_wanted() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate.asking("POST /api/v1/ai/x", &["Expect: 100-continue", "Content-Length: 2"]).await;
-    let mut upstream = gate.upstream.next().await;
+async fn a_caller_that_expects_100_continue_gets_it() {
+    let mut gateway = TestGateway::start().await;
+    let mut caller =
+        gateway.start_request("POST /api/v1/ai/x", &["Expect: 100-continue", "Content-Length: 2"]).await;
+    let mut upstream = gateway.upstream.next().await;
     assert_eq!(upstream.head().await.get("expect"), None);
     assert_eq!(caller.head().await.line(), "HTTP/1.1 100 Continue");
     caller.send("hi").await;
@@ -173,15 +180,15 @@ async fn whoever_waits_to_be_asked_for_its_body_is_asked_once_it_is_wanted() {
 }
 
 #[tokio::test]
-async fn an_empty_body_is_empty_on_the_other_side() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate.asking("POST /api/v1/ai/x", &["Content-Length: 0"]).await;
-    let mut upstream = gate.upstream.next().await;
+async fn an_empty_body_stays_empty() {
+    let mut gateway = TestGateway::start().await;
+    let mut caller = gateway.start_request("POST /api/v1/ai/x", &["Content-Length: 0"]).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("content-length"), head.get("transfer-encoding")), (Some("0"), None));
     upstream.send("HTTP/1.1 204 Nothing\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 204 Nothing");
-    caller.send(gate.head("GET /api/v1/ai/y", &["Transfer-Encoding: chunked"])).await;
+    caller.send(gateway.head("GET /api/v1/ai/y", &["Transfer-Encoding: chunked"])).await;
     caller.send("3\r\nget\r\n0\r\n\r\n").await;
     let head = upstream.head().await;
     assert_eq!(head.get("transfer-encoding"), Some("chunked"), "a body is passed on with any method");
@@ -191,16 +198,16 @@ async fn an_empty_body_is_empty_on_the_other_side() {
 }
 
 #[tokio::test]
-async fn trailers_pass() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate
-        .asking(
+async fn trailers_are_passed_on() {
+    let mut gateway = TestGateway::start().await;
+    let mut caller = gateway
+        .start_request(
             "POST /api/v1/ai/x",
             &["Transfer-Encoding: chunked", "Trailer: X-Sum", "Connection: TE", "TE: trailers"],
         )
         .await;
     caller.send("2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n").await;
-    let mut upstream = gate.upstream.next().await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("te"), head.get("trailer")), (Some("trailers"), Some("X-Sum")));
     assert_eq!(upstream.chunk().await, b"hi");
@@ -214,10 +221,10 @@ async fn trailers_pass() {
 }
 
 #[tokio::test]
-async fn an_answer_that_ends_with_its_connection_passes() {
-    let mut gate = Gate::start().await;
-    let call = gate.call(Method::GET, "/api/v1/ai/old", "");
-    let mut upstream = gate.upstream.next().await;
+async fn a_response_that_ends_with_its_connection_is_passed_on() {
+    let mut gateway = TestGateway::start().await;
+    let call = gateway.call(Method::GET, "/api/v1/ai/old", "");
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     upstream.send("HTTP/1.0 200 OK\r\n\r\nold style").await;
     drop(upstream);

@@ -1,17 +1,17 @@
-//! Many calls at once over few connections: nobody gets what was meant for somebody else.
+//! Many concurrent calls over few connections: every caller gets its own response.
 
 use http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use weir_testkit::raw_connection::Listener;
 
-use super::fixtures::Gate;
+use super::fixtures::TestGateway;
 
 const CALLERS: usize = 24;
 const CALLS: usize = 40;
 
-/// Answers every call with its own body, in one of the ways in which answers come.
-async fn repeat(mut stream: TcpStream) -> std::io::Result<()> {
+/// Echoes the body of every call, with a framing that the body selects.
+async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut read = Vec::new();
     loop {
@@ -40,7 +40,7 @@ async fn repeat(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Says whether the connection is of more use.
+/// Answers a call. Returns whether the connection stays open.
 async fn answer(stream: &mut TcpStream, body: &str, kind: usize) -> std::io::Result<bool> {
     let (length, (first, last)) = (body.len(), body.split_at(body.len() / 2));
     let chunk = |part: &str| format!("{:x}\r\n{part}\r\n", part.len());
@@ -50,7 +50,7 @@ async fn answer(stream: &mut TcpStream, body: &str, kind: usize) -> std::io::Res
         1 => vec![format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{first}"), last.to_owned()],
         2 => vec![format!("{chunked}{}{}0\r\n\r\n", chunk(first), chunk(last))],
         3 => vec![chunked.to_owned(), chunk(first), chunk(last), "0\r\n\r\n".to_owned()],
-        // What follows must reach nobody.
+        // The second response must reach no caller.
         4 => vec![format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
         )],
@@ -67,17 +67,17 @@ async fn answer(stream: &mut TcpStream, body: &str, kind: usize) -> std::io::Res
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_gets_their_own_answer() {
+async fn every_caller_gets_its_own_response() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let gate = Gate::before(Listener::start().await, &url, &[("WEIR_HTTP_THREADS", "2")]).await;
+    let gateway = TestGateway::start_at(Listener::start().await, &url, &[("WEIR_HTTP_THREADS", "2")]).await;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(repeat(stream));
+            tokio::spawn(echo(stream));
         }
     });
     let calls = (0..CALLERS).map(|caller| {
-        let client = gate.client();
+        let client = gateway.client();
         tokio::spawn(async move {
             for call in 0..CALLS {
                 let body = format!("{}-{caller}-{}", "x".repeat(call * 97), call * 7 + caller);

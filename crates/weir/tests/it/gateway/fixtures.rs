@@ -1,4 +1,4 @@
-//! A server in front of an upstream that the test plays.
+//! A server whose upstream is the test itself.
 
 use http::Method;
 use weir_server::auth::jwt::{self, Claims};
@@ -9,19 +9,19 @@ use crate::fixtures::{Running, Store};
 
 /// Far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;
-/// Enough for a whole test: what tiers allow is tested elsewhere.
-const PLENTY: [(&str, &str); 3] = [
+/// Limits that no test reaches: tiers are tested elsewhere.
+const HIGH_LIMITS: [(&str, &str); 3] = [
     ("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "1000000"),
     ("WEIR_RATE_LIMIT_TIERS_FREE_BURST_CAPACITY", "1000000"),
     ("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "1000000"),
 ];
 
-pub(super) struct Gate {
+pub(super) struct TestGateway {
     pub(super) running: Running,
     pub(super) upstream: Listener,
 }
 
-impl Gate {
+impl TestGateway {
     pub(super) async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -29,19 +29,19 @@ impl Gate {
     pub(super) async fn start_with(settings: &[(&str, &str)]) -> Self {
         let upstream = Listener::start().await;
         let url = upstream.url();
-        Self::before(upstream, &url, settings).await
+        Self::start_at(upstream, &url, settings).await
     }
 
-    /// A server whose upstream is the test's own, reached by another URL.
-    pub(super) async fn before(upstream: Listener, url: &str, settings: &[(&str, &str)]) -> Self {
-        // One thread, so that every caller's call goes over the same idle connections.
+    /// Starts a server that reaches the upstream by another URL.
+    pub(super) async fn start_at(upstream: Listener, url: &str, settings: &[(&str, &str)]) -> Self {
+        // One thread, so that all calls share the same idle connections.
         let fixed = [
             ("WEIR_AI_UPSTREAM", url),
             ("WEIR_ROLES", "api"),
             ("WEIR_HTTP_THREADS", "1"),
             ("WEIR_HTTP_ALLOWED_HOSTS", "*"),
         ];
-        let settings: Vec<_> = fixed.into_iter().chain(PLENTY).chain(settings.iter().copied()).collect();
+        let settings: Vec<_> = fixed.into_iter().chain(HIGH_LIMITS).chain(settings.iter().copied()).collect();
         let running = Running::start_with(Store::Embedded, &settings).await;
         Self { running, upstream }
     }
@@ -50,19 +50,19 @@ impl Gate {
         token(&self.running, "a@b.c")
     }
 
-    /// A connection of a caller.
+    /// Connects a caller.
     pub(super) async fn caller(&self) -> RawConnection {
         RawConnection::connect(self.running.weir.addr()).await
     }
 
-    /// A caller that has sent the head of a request, with its token and these lines.
-    pub(super) async fn asking(&self, line: &str, headers: &[&str]) -> RawConnection {
+    /// Connects a caller and sends the head of a request, with a token and these headers.
+    pub(super) async fn start_request(&self, line: &str, headers: &[&str]) -> RawConnection {
         let mut caller = self.caller().await;
         caller.send(self.head(line, headers)).await;
         caller
     }
 
-    /// The head of a request.
+    /// The head of a request, with a token and these headers.
     pub(super) fn head(&self, line: &str, headers: &[&str]) -> String {
         let lines: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let token = self.token();
@@ -73,7 +73,7 @@ impl Gate {
         self.running.client().with_header("authorization", &format!("Bearer {}", self.token()))
     }
 
-    /// A call that is made while the test plays the upstream.
+    /// Starts a call, which runs while the test is its upstream.
     pub(super) fn call(
         &self,
         method: Method,
@@ -91,12 +91,12 @@ pub(super) fn token(running: &Running, user: &str) -> String {
     jwt::sign(&secret, &claims).unwrap()
 }
 
-/// An answer with this body.
+/// A response with this body.
 pub(super) fn answer(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// A flat error: its status and code.
+/// The status and the code of an error response.
 pub(super) fn error(response: &Response) -> (u16, String) {
     let body = response.json();
     assert_eq!(body["status"], response.status, "{body}");

@@ -1,19 +1,19 @@
-//! What is passed on of heads, both ways.
+//! Heads in both directions: which headers are passed on, added and removed.
 
 use http::Method;
 use weir_testkit::raw_connection::{Head, Listener};
 
-use super::fixtures::{Gate, answer, error};
+use super::fixtures::{TestGateway, answer, error};
 use crate::fixtures::{Running, Store};
 
 #[tokio::test]
-async fn a_call_reaches_the_upstream_as_it_was_made() {
-    let mut gate = Gate::start().await;
+async fn target_and_headers_are_passed_on_unchanged() {
+    let mut gateway = TestGateway::start().await;
     let line = "PATCH /api/v1/ai/models/org%2Fname//x;v=1/%E4?a=1&&b=%20+%2e&a=..";
     let headers = ["Content-Length: 2", "Accept-Encoding: br", "X-Twice: 1", "X-Twice: 2"];
-    let mut caller = gate.asking(line, &headers).await;
+    let mut caller = gateway.start_request(line, &headers).await;
     caller.send("hi").await;
-    let mut upstream = gate.upstream.next().await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!(head.line(), format!("{line} HTTP/1.1"));
     assert_eq!(head.get("accept-encoding"), Some("br"));
@@ -23,15 +23,15 @@ async fn a_call_reaches_the_upstream_as_it_was_made() {
     upstream.send("HTTP/1.1 307 Elsewhere\r\nLocation: /other?x=%2F\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n\r\n\x1f\x00").await;
     let head = caller.head().await;
     assert_eq!(head.line(), "HTTP/1.1 307 Elsewhere");
-    assert_eq!(head.get("location"), Some("/other?x=%2F"), "redirects are the caller's to follow");
+    assert_eq!(head.get("location"), Some("/other?x=%2F"), "redirects are left to the caller");
     assert_eq!(head.get("content-encoding"), Some("gzip"));
     assert_eq!(head.all("set-cookie"), ["a=1", "b=2"]);
     caller.expect("\x1f\x00").await;
 }
 
 #[tokio::test]
-async fn an_upstream_is_told_who_calls_and_is_shown_no_token_of_ours() {
-    let mut gate = Gate::start().await;
+async fn the_upstream_gets_the_callers_identity_and_no_credentials_of_weir() {
+    let mut gateway = TestGateway::start().await;
     let headers = [
         "X-Forwarded-For: 9.9.9.9",
         "X-Forwarded-Proto: https",
@@ -41,11 +41,11 @@ async fn an_upstream_is_told_who_calls_and_is_shown_no_token_of_ours() {
         "Via: 1.1 edge",
         "Cookie: c=1",
     ];
-    let mut caller = gate.asking("GET /api/v1/ai/x", &headers).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/x", &headers).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     let expected = [
-        ("host", Some(&gate.upstream.url()[7..])),
+        ("host", Some(&gateway.upstream.url()[7..])),
         ("x-forwarded-for", Some("127.0.0.1")),
         ("x-forwarded-proto", Some("http")),
         ("x-forwarded-host", Some("gate.example")),
@@ -66,9 +66,9 @@ async fn an_upstream_is_told_who_calls_and_is_shown_no_token_of_ours() {
 }
 
 #[tokio::test]
-async fn an_upstream_sees_no_header_that_it_could_take_for_our_word_or_for_another_path() {
+async fn headers_that_imitate_weirs_or_rewrite_the_path_are_removed() {
     for (trust, passes) in [("false", false), ("true", true)] {
-        let mut gate = Gate::start_with(&[("WEIR_AI_TRUST_FORWARDED", trust)]).await;
+        let mut gateway = TestGateway::start_with(&[("WEIR_AI_TRUST_FORWARDED", trust)]).await;
         let headers = [
             "X_Weir_User: root",
             "X_Forwarded_For: 9.9.9.9",
@@ -83,8 +83,8 @@ async fn an_upstream_sees_no_header_that_it_could_take_for_our_word_or_for_anoth
             "X-Forwarded-Port: 443",
             "X_Own: kept",
         ];
-        let _caller = gate.asking("GET /api/v1/ai/x", &headers).await;
-        let head = gate.upstream.next().await.head().await;
+        let _caller = gateway.start_request("GET /api/v1/ai/x", &headers).await;
+        let head = gateway.upstream.next().await.head().await;
         for name in ["x_weir_user", "x_forwarded_for", "x.admin.key", "content_length"] {
             assert_eq!(head.get(name), None, "{head:?}");
         }
@@ -99,35 +99,36 @@ async fn an_upstream_sees_no_header_that_it_could_take_for_our_word_or_for_anoth
 }
 
 #[tokio::test]
-async fn settings_say_what_an_upstream_is_shown_instead() {
+async fn settings_select_the_credentials_and_forwarding_headers_of_the_upstream() {
     let settings = [("WEIR_AI_AUTHORIZATION", "Bearer sk-1"), ("WEIR_AI_TRUST_FORWARDED", "true")];
-    let mut gate = Gate::start_with(&settings).await;
-    let _caller =
-        gate.asking("GET /api/v1/ai/x", &["X-Forwarded-For: 9.9.9.9", "X-Forwarded-Proto: https"]).await;
-    let head = gate.upstream.next().await.head().await;
+    let mut gateway = TestGateway::start_with(&settings).await;
+    let _caller = gateway
+        .start_request("GET /api/v1/ai/x", &["X-Forwarded-For: 9.9.9.9", "X-Forwarded-Proto: https"])
+        .await;
+    let head = gateway.upstream.next().await.head().await;
     assert_eq!(head.get("authorization"), Some("Bearer sk-1"));
     assert_eq!(head.get("x-forwarded-for"), Some("9.9.9.9, 127.0.0.1"));
     assert_eq!(head.get("x-forwarded-proto"), Some("https"));
 
-    let mut gate = Gate::start_with(&[("WEIR_AI_FORWARD_AUTHORIZATION", "true")]).await;
-    let _caller = gate.asking("GET /api/v1/ai/x", &[]).await;
-    let head = gate.upstream.next().await.head().await;
-    assert_eq!(head.get("authorization"), Some(format!("Bearer {}", gate.token()).as_str()));
+    let mut gateway = TestGateway::start_with(&[("WEIR_AI_FORWARD_AUTHORIZATION", "true")]).await;
+    let _caller = gateway.start_request("GET /api/v1/ai/x", &[]).await;
+    let head = gateway.upstream.next().await.head().await;
+    assert_eq!(head.get("authorization"), Some(format!("Bearer {}", gateway.token()).as_str()));
 }
 
 #[tokio::test]
 async fn credentials_in_the_url_of_an_upstream_are_decoded() {
     let upstream = Listener::start().await;
     let url = upstream.url().replace("http://", "http://user:p%40ss@");
-    let mut gate = Gate::before(upstream, &url, &[]).await;
-    let _caller = gate.asking("GET /api/v1/ai/x", &[]).await;
-    let head = gate.upstream.next().await.head().await;
+    let mut gateway = TestGateway::start_at(upstream, &url, &[]).await;
+    let _caller = gateway.start_request("GET /api/v1/ai/x", &[]).await;
+    let head = gateway.upstream.next().await.head().await;
     assert_eq!(head.get("authorization"), Some("Basic dXNlcjpwQHNz"), "user:p@ss");
 }
 
 #[tokio::test]
-async fn what_belongs_to_one_connection_is_not_passed_on_to_the_other() {
-    let mut gate = Gate::start().await;
+async fn hop_by_hop_headers_are_not_passed_on() {
+    let mut gateway = TestGateway::start().await;
     let headers = [
         "Connection: keep-alive, X-Mine",
         "X-Mine: 1",
@@ -137,8 +138,8 @@ async fn what_belongs_to_one_connection_is_not_passed_on_to_the_other() {
         "Upgrade: h2c",
         "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
     ];
-    let mut caller = gate.asking("GET /api/v1/ai/x", &headers).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/x", &headers).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     for name in ["connection", "x-mine", "keep-alive", "proxy-authorization", "te", "upgrade"] {
         assert_eq!(head.get(name), None, "{head:?}");
@@ -153,72 +154,81 @@ async fn what_belongs_to_one_connection_is_not_passed_on_to_the_other() {
 
 #[tokio::test]
 async fn every_method_is_passed_on() {
-    let mut gate = Gate::start().await;
+    let mut gateway = TestGateway::start().await;
     let mut upstream = None;
     for method in ["GET", "HEAD", "OPTIONS", "DELETE", "PUT", "PATCH", "POST", "PROPFIND"] {
-        let mut caller = gate.asking(&format!("{method} /api/v1/ai/x"), &["Connection: close"]).await;
-        let mut line = match upstream.take() {
-            Some(line) => line,
-            None => gate.upstream.next().await,
+        let mut caller =
+            gateway.start_request(&format!("{method} /api/v1/ai/x"), &["Connection: close"]).await;
+        let mut connection = match upstream.take() {
+            Some(connection) => connection,
+            None => gateway.upstream.next().await,
         };
-        let head: Head = line.head().await;
+        let head: Head = connection.head().await;
         assert_eq!(head.line(), format!("{method} /api/v1/ai/x HTTP/1.1"));
         let body = if method == "HEAD" { "" } else { "body" };
-        line.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\nAllow: X\r\n\r\n{body}")).await;
-        // An upstream that sends the body of a HEAD all the same is found out too late, so that connection is not used again.
-        upstream = (method != "HEAD").then_some(line);
+        connection.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\nAllow: X\r\n\r\n{body}")).await;
+        // After a HEAD the upstream may still send a body, so that connection is not used again.
+        upstream = (method != "HEAD").then_some(connection);
         let head = caller.head().await;
         assert_eq!(head.line(), "HTTP/1.1 200 OK");
         assert_eq!((head.get("content-length"), head.get("allow")), (Some("4"), Some("X")), "{method}");
         assert_eq!(caller.rest().await, body.as_bytes(), "{method}");
     }
-    assert_eq!(gate.upstream.accepted(), 2, "one connection carries call after call, but for HEAD");
+    assert_eq!(
+        gateway.upstream.accepted(),
+        2,
+        "one connection carries all calls up to HEAD, another the rest"
+    );
 }
 
 #[tokio::test]
-async fn large_heads_pass_and_one_that_never_ends_is_given_up() {
-    let mut gate = Gate::start().await;
+async fn large_heads_are_passed_on_and_an_endless_one_is_502() {
+    let mut gateway = TestGateway::start().await;
     let large = "x".repeat(30_000);
-    let mut caller = gate.asking("GET /api/v1/ai/x", &[&format!("Cookie: {large}")]).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/x", &[&format!("Cookie: {large}")]).await;
+    let mut upstream = gateway.upstream.next().await;
     assert_eq!(upstream.head().await.get("cookie"), Some(large.as_str()));
     upstream.send(format!("HTTP/1.1 200 OK\r\nSet-Cookie: {large}\r\nContent-Length: 0\r\n\r\n")).await;
     assert_eq!(caller.head().await.get("set-cookie"), Some(large.as_str()));
 
-    let call = gate.call(Method::GET, "/api/v1/ai/x", "");
+    let call = gateway.call(Method::GET, "/api/v1/ai/x", "");
     upstream.head().await;
     upstream.send(format!("HTTP/1.1 200 OK\r\nX-Endless: {}", "x".repeat(200_000))).await;
     assert_eq!(error(&call.await.unwrap()), (502, "BAD_GATEWAY".to_owned()));
 }
 
 #[tokio::test]
-async fn nobody_is_let_through_without_a_token() {
-    let gate = Gate::start().await;
+async fn a_call_without_a_valid_token_is_401() {
+    let gateway = TestGateway::start().await;
     for header in [None, Some("Bearer nonsense"), Some("Basic eDp5")] {
         let headers: Vec<_> = header.iter().map(|value| ("authorization", *value)).collect();
         for path in ["/api/v1/ai", "/api/v1/ai/", "/api/v1/ai/chat"] {
-            let answer = gate.running.client().request(Method::POST, path, &headers, "{}").await.unwrap();
+            let answer = gateway.running.client().request(Method::POST, path, &headers, "{}").await.unwrap();
             assert_eq!(error(&answer), (401, "UNAUTHENTICATED".to_owned()), "{header:?} {path}");
         }
     }
-    assert_eq!(gate.upstream.accepted(), 0);
+    assert_eq!(gateway.upstream.accepted(), 0);
 }
 
 #[tokio::test]
-async fn limits_of_the_upstream_are_not_taken_for_ours() {
-    let mut gate = Gate::start().await;
-    let call = gate.call(Method::GET, "/api/v1/ai/x", "");
-    let mut upstream = gate.upstream.next().await;
+async fn rate_limit_headers_of_the_upstream_are_replaced() {
+    let mut gateway = TestGateway::start().await;
+    let call = gateway.call(Method::GET, "/api/v1/ai/x", "");
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     upstream.send("HTTP/1.1 429 Slow Down\r\nX-RateLimit-Limit: 7\r\nX-RateLimit-Remaining: 0\r\nRateLimit: \"theirs\";r=0;t=9\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n").await;
     let answer = call.await.unwrap();
-    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("9")), "their answer is passed on");
+    assert_eq!(
+        (answer.status, answer.header("retry-after")),
+        (429, Some("9")),
+        "the upstream's response is passed on"
+    );
     assert_ne!(answer.header("x-ratelimit-limit"), Some("7"));
     assert!(!format!("{:?}", answer.headers).contains("theirs"));
 }
 
 #[tokio::test]
-async fn an_echo_answers_where_there_is_no_upstream() {
+async fn without_an_upstream_calls_are_echoed() {
     let running = Running::start(Store::Embedded).await;
     let token = super::fixtures::token(&running, "a@b.c");
     let client = running.client().with_header("authorization", &format!("Bearer {token}"));

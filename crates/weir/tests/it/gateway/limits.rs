@@ -1,4 +1,4 @@
-//! AI calls and the limits of plans: the flows of the requirement, over the route that callers use.
+//! AI calls and the limits of subscription plans.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use weir_testkit::{postgres, redis, skip, wait};
 use super::fixtures::{error, token};
 use crate::fixtures::{InProcess, PATIENCE, Running, Store, weir};
 
-/// A caller of this server.
+/// A client with a token for `user`.
 fn caller(running: &Running, user: &str) -> Client {
     running.client().with_header("authorization", &format!("Bearer {}", token(running, user)))
 }
@@ -21,7 +21,7 @@ fn header(answer: &Response, name: &str) -> String {
     answer.header(name).unwrap_or_else(|| panic!("{name} of {:?}", answer.headers)).to_owned()
 }
 
-/// The statuses of calls made at once.
+/// Makes concurrent calls, and returns their statuses.
 async fn burst(clients: &[Client], count: usize) -> Vec<u16> {
     let calls = (0..count).map(|n| {
         let client = &clients[n % clients.len()];
@@ -31,7 +31,7 @@ async fn burst(clients: &[Client], count: usize) -> Vec<u16> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_200_free_calls_at_once_exactly_8_pass() {
+async fn of_200_concurrent_free_calls_exactly_8_pass() {
     let server = InProcess::start(Store::Embedded).await;
     for user in ["alice", "bob"] {
         let statuses = burst(&[server.caller(user)], 200).await;
@@ -42,7 +42,7 @@ async fn of_200_free_calls_at_once_exactly_8_pass() {
 }
 
 #[tokio::test]
-async fn a_minute_that_is_used_up_is_told_in_the_words_of_the_requirement() {
+async fn an_exhausted_minute_is_429_with_its_headers_and_message() {
     let server = InProcess::start(Store::Embedded).await;
     let client = server.caller("a@b.c");
     for left in (0..8).rev() {
@@ -67,7 +67,7 @@ async fn a_minute_that_is_used_up_is_told_in_the_words_of_the_requirement() {
 }
 
 #[tokio::test]
-async fn tokens_come_back_all_the_time_and_a_denial_takes_none() {
+async fn tokens_refill_continuously_and_a_denial_takes_none() {
     let server = InProcess::start(Store::Embedded).await;
     let client = server.caller("a@b.c");
     let call = async || client.get("/api/v1/ai/x").await.unwrap();
@@ -91,11 +91,11 @@ async fn tokens_come_back_all_the_time_and_a_denial_takes_none() {
 }
 
 #[tokio::test]
-async fn a_day_that_is_used_up_comes_before_the_minute_and_costs_it_nothing() {
+async fn an_exhausted_day_is_reported_first_and_takes_no_token_of_the_minute() {
     let server = InProcess::start(Store::Embedded).await;
     let client = server.caller("a@b.c");
     let mut passed = 0;
-    // As fast as the minute allows: one every 12 s, until the day has no more.
+    // At the rate of the minute, one every 12 s, until the day is exhausted.
     let denied = loop {
         let answer = client.get("/api/v1/ai/x").await.unwrap();
         if answer.status != 200 {
@@ -116,7 +116,7 @@ async fn a_day_that_is_used_up_comes_before_the_minute_and_costs_it_nothing() {
 }
 
 #[tokio::test]
-async fn limits_that_are_off_let_everything_pass_and_say_so() {
+async fn disabled_limits_allow_every_call_and_say_so() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_RATE_LIMIT_ENABLED", "false")]).await;
     let client = caller(&running, "a@b.c");
     for _ in 0..20 {
@@ -127,11 +127,11 @@ async fn limits_that_are_off_let_everything_pass_and_say_so() {
         assert_eq!(answer.header("ratelimit"), None);
     }
     let nobody = running.client().get("/api/v1/ai/extract").await.unwrap();
-    assert_eq!(error(&nobody), (401, "UNAUTHENTICATED".to_owned()), "off is not open");
+    assert_eq!(error(&nobody), (401, "UNAUTHENTICATED".to_owned()), "a token is still required");
 }
 
 #[tokio::test]
-async fn every_answer_of_the_route_tells_of_limits_and_no_other_route_is_limited() {
+async fn every_response_of_the_route_has_limit_headers_and_no_other_route_is_limited() {
     let down = format!("http://127.0.0.1:{}", weir_testkit::ports::unused());
     let settings = [("WEIR_AI_UPSTREAM", down.as_str()), ("WEIR_AI_MAX_BODY", "10")];
     let server = InProcess::start_with(Store::Embedded, &settings).await;
@@ -141,13 +141,13 @@ async fn every_answer_of_the_route_tells_of_limits_and_no_other_route_is_limited
         ("/api/v1/ai/x", "more than ten bytes", 413),
         ("/api/v1/ai/%2e%2e/x", "", 400),
     ];
-    for (place, (path, body, status)) in wrong.into_iter().enumerate() {
+    for (index, (path, body, status)) in wrong.into_iter().enumerate() {
         let answer = client.request(Method::POST, path, &[], body).await.unwrap();
         assert_eq!(answer.status, status);
         assert_eq!(
             header(&answer, "x-ratelimit-remaining"),
-            (7 - place).to_string(),
-            "it is counted all the same"
+            (7 - index).to_string(),
+            "a failed call is counted, too"
         );
     }
     burst(std::slice::from_ref(&client), 20).await;
@@ -163,14 +163,14 @@ async fn every_answer_of_the_route_tells_of_limits_and_no_other_route_is_limited
 }
 
 #[tokio::test]
-async fn whoever_has_a_token_that_names_nobody_is_nobody() {
+async fn a_token_without_a_user_is_401() {
     let running = Running::start(Store::Embedded).await;
     let answer = caller(&running, "").get("/api/v1/ai/x").await.unwrap();
     assert_eq!(error(&answer), (401, "UNAUTHENTICATED".to_owned()));
 }
 
 #[tokio::test]
-async fn users_are_limited_each_for_themselves_whatever_their_names() {
+async fn users_are_limited_separately_whatever_their_names() {
     let running = Running::start(Store::Embedded).await;
     let names = ["a", "A", "a ", "ä", "a\u{0308}", "minute", "a:minute", "a:daily", &"x".repeat(255)];
     let mut left = BTreeSet::new();
@@ -182,7 +182,7 @@ async fn users_are_limited_each_for_themselves_whatever_their_names() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_say_what_a_tier_allows() {
+async fn settings_change_the_limits_of_a_tier() {
     let settings = [
         ("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "2"),
         ("WEIR_RATE_LIMIT_TIERS_FREE_BURST_CAPACITY", "3"),
@@ -205,7 +205,7 @@ async fn subscribe(server: &InProcess, user: &str, plan: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_plan_allows_what_its_tier_does() {
+async fn every_plan_has_the_burst_of_its_tier() {
     let server = InProcess::start(Store::Embedded).await;
     let plans = [
         ("FREE", 5, 8),
@@ -233,7 +233,7 @@ async fn every_plan_allows_what_its_tier_does() {
 }
 
 #[tokio::test]
-async fn the_days_of_all_tiers_are_those_of_the_requirement() {
+async fn every_tier_has_its_daily_limit() {
     let server = InProcess::start(Store::Embedded).await;
     let minute = std::time::Duration::from_secs(60);
     for (plan, per_minute, daily) in
@@ -242,7 +242,7 @@ async fn the_days_of_all_tiers_are_those_of_the_requirement() {
         subscribe(&server, plan, plan).await;
         let client = server.caller(plan);
         let mut passed = 0;
-        // As much as the minute allows, until the day is used up: it gains less than it loses.
+        // At the rate of the minute, until the day is exhausted: it refills more slowly than it is used.
         let denied = loop {
             let answer = client.get("/api/v1/ai/x").await.unwrap();
             match answer.status {
@@ -261,7 +261,7 @@ async fn the_days_of_all_tiers_are_those_of_the_requirement() {
 }
 
 #[tokio::test]
-async fn another_plan_holds_for_the_next_call_and_what_was_spent_stays_spent() {
+async fn a_new_plan_applies_to_the_next_call_and_keeps_what_was_spent() {
     let server = InProcess::start(Store::Embedded).await;
     let client = server.caller("a@b.c");
     burst(std::slice::from_ref(&client), 8).await;
@@ -283,7 +283,7 @@ async fn another_plan_holds_for_the_next_call_and_what_was_spent_stays_spent() {
 }
 
 #[tokio::test]
-async fn looking_costs_nothing() {
+async fn reading_limits_spends_nothing() {
     let server = InProcess::start(Store::Embedded).await;
     let client = server.caller("a@b.c");
     for _ in 0..20 {
@@ -295,14 +295,14 @@ async fn looking_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_200_free_calls_to_two_servers_on_one_redis_exactly_8_pass() {
+async fn of_200_concurrent_free_calls_to_two_servers_on_one_redis_exactly_8_pass() {
     if skip("postgres") || skip("redis") {
         return;
     }
     let redis = redis::Server::private(&redis::Options::default());
     let database = postgres::Server::shared().database("ai").await;
     let secret = "a secret that both of the servers know";
-    // A token a minute: none comes back while this runs.
+    // One token a minute, so that none is refilled while this runs.
     let spawn = || {
         let server = weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url());
         let server = server.env("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "1");
@@ -315,8 +315,8 @@ async fn of_200_free_calls_to_two_servers_on_one_redis_exactly_8_pass() {
         })
         .await;
     }
-    // What Redis does not answer in time each server decides for itself, and says so. A machine that is too busy for 200 calls
-    // at once gets fewer, down to a few.
+    // When Redis does not answer in time, a server decides by itself and counts that. A machine that is too busy for 200
+    // concurrent calls gets fewer in the next attempt.
     let mut count = 200;
     for attempt in 0..20 {
         let user = format!("user-{attempt}");
@@ -326,22 +326,25 @@ async fn of_200_free_calls_to_two_servers_on_one_redis_exactly_8_pass() {
             .iter()
             .map(|server| Client::new(server.base_url()).with_header("authorization", &bearer))
             .collect();
-        let before = decided_alone(&callers).await;
+        let before = decided_without_redis(&callers).await;
         let statuses = burst(&callers, count).await;
         let passed = statuses.iter().filter(|status| **status == 200).count();
         assert_eq!(statuses.iter().filter(|status| **status == 429).count(), count - passed);
-        if decided_alone(&callers).await == before {
+        if decided_without_redis(&callers).await == before {
             assert_eq!(passed, 8, "{count} calls");
             return;
         }
-        assert!((8..=16).contains(&passed), "{passed} of {count} passed, in spite of the bound");
+        assert!(
+            (8..=16).contains(&passed),
+            "{passed} of {count} passed, above the bound for two servers without Redis"
+        );
         count = (count / 2).max(20);
     }
     panic!("Redis never answered all calls in time");
 }
 
-/// How many decisions servers have made without Redis.
-async fn decided_alone(clients: &[Client]) -> u64 {
+/// The number of decisions that servers have made without Redis.
+async fn decided_without_redis(clients: &[Client]) -> u64 {
     let mut sum = 0;
     for client in clients {
         let text = String::from_utf8(client.get("/metrics").await.unwrap().body.to_vec()).unwrap();

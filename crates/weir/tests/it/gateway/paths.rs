@@ -1,10 +1,10 @@
-//! Paths: nothing leads around the limit, and nothing out of the prefix.
+//! Paths: none bypasses the limit or leaves the prefix.
 
-use super::fixtures::{Gate, answer};
+use super::fixtures::{TestGateway, answer};
 
 #[tokio::test]
-async fn no_path_leads_out_of_the_prefix_or_around_the_limit() {
-    let gate = Gate::start().await;
+async fn no_path_leaves_the_prefix_or_bypasses_the_limit() {
+    let gateway = TestGateway::start().await;
     let refused = [
         "/api/v1/ai/../../../admin/dlq",
         "/api/v1/ai/..",
@@ -24,7 +24,7 @@ async fn no_path_leads_out_of_the_prefix_or_around_the_limit() {
         "http://elsewhere.example/api/v1/ai/../x",
     ];
     for path in refused {
-        let mut caller = gate.asking(&format!("GET {path}"), &["Connection: close"]).await;
+        let mut caller = gateway.start_request(&format!("GET {path}"), &["Connection: close"]).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 400 Bad Request", "{path}");
     }
     let unknown = [
@@ -40,15 +40,15 @@ async fn no_path_leads_out_of_the_prefix_or_around_the_limit() {
         "/./api/v1/ai/x",
     ];
     for path in unknown {
-        let mut caller = gate.asking(&format!("GET {path}"), &["Connection: close"]).await;
+        let mut caller = gateway.start_request(&format!("GET {path}"), &["Connection: close"]).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 404 Not Found", "{path}");
     }
-    assert_eq!(gate.upstream.accepted(), 0, "none of them reached the upstream");
+    assert_eq!(gateway.upstream.accepted(), 0, "none of them reached the upstream");
 }
 
 #[tokio::test]
-async fn what_is_under_the_prefix_is_passed_on_byte_for_byte() {
-    let mut gate = Gate::start().await;
+async fn paths_under_the_prefix_are_passed_on_byte_for_byte() {
+    let mut gateway = TestGateway::start().await;
     let mut upstream = None;
     for path in [
         "/api/v1/ai",
@@ -59,21 +59,21 @@ async fn what_is_under_the_prefix_is_passed_on_byte_for_byte() {
         "/api/v1/ai/a..b/...?../..=%2e%2e&x=//",
         "/api/v1/ai/~!$&'()*+,;=:@",
     ] {
-        let mut caller = gate.asking(&format!("GET {path}"), &["Connection: close"]).await;
-        let mut line = match upstream.take() {
-            Some(line) => line,
-            None => gate.upstream.next().await,
+        let mut caller = gateway.start_request(&format!("GET {path}"), &["Connection: close"]).await;
+        let mut connection = match upstream.take() {
+            Some(connection) => connection,
+            None => gateway.upstream.next().await,
         };
-        assert_eq!(line.head().await.line(), format!("GET {path} HTTP/1.1"));
-        line.send(answer("ok")).await;
+        assert_eq!(connection.head().await.line(), format!("GET {path} HTTP/1.1"));
+        connection.send(answer("ok")).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
-        upstream = Some(line);
+        upstream = Some(connection);
     }
-    let mut caller = gate.asking("GET http://elsewhere.example/api/v1/ai/x?y", &[]).await;
-    let mut line = upstream.take().unwrap();
-    let head = line.head().await;
-    assert_eq!(head.line(), "GET /api/v1/ai/x?y HTTP/1.1", "wherever a caller wants to go");
+    let mut caller = gateway.start_request("GET http://elsewhere.example/api/v1/ai/x?y", &[]).await;
+    let mut connection = upstream.take().unwrap();
+    let head = connection.head().await;
+    assert_eq!(head.line(), "GET /api/v1/ai/x?y HTTP/1.1", "an absolute target is reduced to its path");
     assert_eq!(head.get("x-forwarded-host"), Some("elsewhere.example"));
-    line.send(answer("ok")).await;
+    connection.send(answer("ok")).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }

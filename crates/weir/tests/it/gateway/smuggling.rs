@@ -1,8 +1,8 @@
-//! Request smuggling: whatever a caller or an upstream sends, nobody after Weir reads it as one message more than Weir did.
+//! Request smuggling: whatever a caller or an upstream sends, nobody behind Weir reads more messages in it than Weir did.
 //!
-//! Callers send requests that could be read in two ways, each with a second request hidden in what may be its body. The
-//! upstream keeps every byte that it gets. In the other direction the upstream hides a second answer behind its first,
-//! and other callers follow over the same connections.
+//! Callers send ambiguous requests, each with a second request hidden in what may be its body. The upstream records every
+//! byte that it gets. In the other direction the upstream hides a second response behind its first, and other callers
+//! follow over the same connections.
 
 mod recorder;
 mod requests;
@@ -17,72 +17,71 @@ use weir_testkit::raw_connection::Listener;
 use self::Expected::{Answered, Closed, Either, Refused};
 use self::recorder::{Message, Recorder, read_answers};
 use self::requests::{LENGTH_AND_CHUNKS, REQUESTS};
-use super::fixtures::{Gate, answer, token};
+use super::fixtures::{TestGateway, answer, token};
 use crate::fixtures::PATIENCE;
 
-/// What must come of a request.
+/// The expected outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     /// It reaches the upstream, with the hidden request as its body, and is answered.
     Answered,
     /// It is refused, and does not reach the upstream as a whole request.
     Refused,
-    /// One of the two.
+    /// Answered or refused.
     Either,
     /// It is refused, or its connection is closed without an answer.
     Closed,
 }
 
-/// How many requests are under way at once.
-const AT_ONCE: usize = 16;
+const CONCURRENT_REQUESTS: usize = 16;
 
-/// How many callers follow another: connections to the upstream may be kept for each thread of the server, and one of these
-/// callers meets the thread of the first.
+/// How many callers follow another. The server may keep idle connections per thread, and with this many callers one is
+/// served on the thread of the first.
 const FOLLOWERS: usize = 8;
 
-/// The path of the hidden request, which nobody must ever ask for.
+/// The path of the hidden request, which must never be requested.
 const HIDDEN_PATH: &str = "/api/v1/ai/HIDDEN";
 
-/// A server before an upstream that keeps what it gets.
-struct Stage {
-    gate: Gate,
+/// A server in front of an upstream that records what it gets.
+struct RecordedGateway {
+    gateway: TestGateway,
     recorder: Recorder,
     credentials: String,
 }
 
-impl Stage {
+impl RecordedGateway {
     async fn start() -> Self {
         let recorder = Recorder::start(upstream_answer).await;
-        // What a caller or an upstream leaves open ends soon.
+        // Short timeouts end what a caller or an upstream leaves open.
         let settings = [("WEIR_HTTP_READ_TIMEOUT", "2s"), ("WEIR_AI_IDLE_TIMEOUT", "1s")];
-        let gate = Gate::before(Listener::start().await, &recorder.url(), &settings).await;
-        let credentials = format!("Host: gate.example\r\nAuthorization: Bearer {}\r\n", gate.token());
-        Self { gate, recorder, credentials }
+        let gateway = TestGateway::start_at(Listener::start().await, &recorder.url(), &settings).await;
+        let credentials = format!("Host: gate.example\r\nAuthorization: Bearer {}\r\n", gateway.token());
+        Self { gateway, recorder, credentials }
     }
 
     fn address(&self) -> SocketAddr {
-        self.gate.running.weir.addr()
+        self.gateway.running.weir.addr()
     }
 
     fn hidden(&self) -> String {
         format!("GET {HIDDEN_PATH} HTTP/1.1\r\n{}\r\n", self.credentials)
     }
 
-    /// A request of the table as it is sent.
+    /// Fills in the template of a request.
     fn request(&self, template: &str, path: &str) -> String {
         let hidden = self.hidden();
         template
             .replace("{post}", "POST {path} HTTP/1.1\r\n{credentials}")
             .replace("{path}", path)
             .replace("{credentials}", &self.credentials)
-            .replace("{token}", &self.gate.token())
+            .replace("{token}", &self.gateway.token())
             .replace("{length}", &hidden.len().to_string())
             .replace("{longer}", &(hidden.len() + "0\r\n\r\n".len()).to_string())
             .replace("{hex}", &format!("{:x}", hidden.len()))
             .replace("{hidden}", &hidden)
     }
 
-    /// What came of a request that was sent in pieces of so many bytes.
+    /// Sends a request in pieces of `size` bytes and checks its outcome.
     async fn check(&self, expected: Expected, template: &str, path: &str, size: usize) -> Result<(), String> {
         let sent = self.request(template, path);
         let received = exchange(self.address(), sent.as_bytes(), size).await;
@@ -109,12 +108,12 @@ impl Stage {
     }
 }
 
-/// Sends bytes in pieces of so many, and returns what comes until the server closes the connection.
+/// Sends bytes in pieces of `size`, and returns all that arrives until the server closes the connection.
 async fn exchange(address: SocketAddr, bytes: &[u8], size: usize) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
     for piece in bytes.chunks(size) {
-        // A server that refuses may close before it has read everything.
+        // The server may refuse and close before it has read everything.
         if stream.write_all(piece).await.is_err() {
             break;
         }
@@ -122,11 +121,11 @@ async fn exchange(address: SocketAddr, bytes: &[u8], size: usize) -> Vec<u8> {
     }
     let mut received = Vec::new();
     let reading = async { while let Ok(1..) = stream.read_buf(&mut received).await {} };
-    tokio::time::timeout(PATIENCE, reading).await.expect("the server closes the connection");
+    tokio::time::timeout(PATIENCE, reading).await.expect("the server must close the connection");
     received
 }
 
-/// What the upstream answers: something hostile where the path asks for it, else the path.
+/// The upstream's response: the hostile one that the path selects, else the path as its body.
 fn upstream_answer(request: &Message) -> Vec<u8> {
     let path = request.target();
     let Some(number) = path.strip_prefix("/api/v1/ai/hostile/") else { return answer(path).into() };
@@ -136,14 +135,14 @@ fn upstream_answer(request: &Message) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_read_as_two() {
-    let stage = Stage::start().await;
+    let stage = RecordedGateway::start().await;
     let stage = &stage;
     let numbered = REQUESTS.iter().enumerate();
     let cases = numbered.flat_map(|(n, case)| [usize::MAX, 7, 1].map(|size| (n, case, size)));
     let checks = stream::iter(cases).map(|(n, (expected, template), size)| async move {
         stage.check(*expected, template, &format!("/api/v1/ai/case-{n}-{size}"), size).await
     });
-    let results: Vec<_> = checks.buffer_unordered(AT_ONCE).collect().await;
+    let results: Vec<_> = checks.buffer_unordered(CONCURRENT_REQUESTS).collect().await;
     let mut wrong: Vec<String> = results.into_iter().filter_map(Result::err).collect();
     wrong.extend(stage.recorder.problems());
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
@@ -153,7 +152,7 @@ async fn no_request_is_read_as_two() {
 
 #[tokio::test]
 async fn a_request_with_a_length_and_chunks_is_the_last_of_its_connection() {
-    let stage = Stage::start().await;
+    let stage = RecordedGateway::start().await;
     let mut wrong = Vec::new();
     for (n, template) in LENGTH_AND_CHUNKS.iter().enumerate() {
         for size in [usize::MAX, 1] {
@@ -172,8 +171,8 @@ async fn a_request_with_a_length_and_chunks_is_the_last_of_its_connection() {
 }
 
 #[tokio::test]
-async fn trailers_add_nothing_that_only_a_head_may_say() {
-    let stage = Stage::start().await;
+async fn trailers_that_belong_into_a_head_are_removed() {
+    let stage = RecordedGateway::start().await;
     let names = ["Content-Length", "Transfer-Encoding", "Host", "Authorization", "X-Weir-User", "Connection"];
     let trailers: String = names.iter().map(|name| format!("{name}: 5\r\n")).collect();
     let announced = names.join(", ");
@@ -183,14 +182,14 @@ async fn trailers_add_nothing_that_only_a_head_may_say() {
     );
     stage.check(Answered, &template, "/api/v1/ai/trailers", usize::MAX).await.unwrap();
     let requests = stage.recorder.requests_of("/api/v1/ai/trailers");
-    let left: Vec<_> = requests[0].trailers.iter().map(|(name, _)| name.to_lowercase()).collect();
-    assert_eq!(left, ["x-sum"]);
+    let passed_on: Vec<_> = requests[0].trailers.iter().map(|(name, _)| name.to_lowercase()).collect();
+    assert_eq!(passed_on, ["x-sum"]);
     assert_eq!(stage.recorder.problems(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn what_a_caller_says_of_its_connection_changes_nothing_of_ours() {
-    let stage = Stage::start().await;
+async fn connection_headers_of_a_caller_cannot_remove_weirs_headers() {
+    let stage = RecordedGateway::start().await;
     for (n, named) in ["Content-Length", "Transfer-Encoding", "Host", "X-Weir-User", "Via", "close, Host"]
         .iter()
         .enumerate()
@@ -207,23 +206,23 @@ async fn what_a_caller_says_of_its_connection_changes_nothing_of_ours() {
 
 #[tokio::test]
 async fn an_absolute_target_changes_neither_the_path_nor_the_host() {
-    let stage = Stage::start().await;
-    for (n, place) in
+    let stage = RecordedGateway::start().await;
+    for (n, origin) in
         ["http://evil.example", "http://a:b@evil.example:81", "https://evil.example"].iter().enumerate()
     {
         let path = format!("/api/v1/ai/absolute-{n}");
         let template = format!(
-            "POST {place}{{path}} HTTP/1.1\r\n{{credentials}}Content-Length: {{length}}\r\n\r\n{{hidden}}"
+            "POST {origin}{{path}} HTTP/1.1\r\n{{credentials}}Content-Length: {{length}}\r\n\r\n{{hidden}}"
         );
         stage.check(Answered, &template, &path, usize::MAX).await.unwrap();
         let request = &stage.recorder.requests_of(&path)[0];
-        assert_eq!(request.all("host"), [&stage.recorder.url()[7..]], "{place}");
+        assert_eq!(request.all("host"), [&stage.recorder.url()[7..]], "{origin}");
     }
 }
 
 #[tokio::test]
-async fn requests_that_follow_each_other_are_as_many_behind_weir_as_before_it() {
-    let stage = Stage::start().await;
+async fn pipelined_requests_reach_the_upstream_one_by_one() {
+    let stage = RecordedGateway::start().await;
     let get = format!("GET /api/v1/ai/get HTTP/1.1\r\n{}\r\n", stage.credentials);
     let post = |path: &str, framing: &str| {
         format!("POST /api/v1/ai/{path} HTTP/1.1\r\n{}{framing}", stage.credentials)
@@ -247,7 +246,7 @@ async fn requests_that_follow_each_other_are_as_many_behind_weir_as_before_it() 
     assert_eq!(stage.recorder.problems(), Vec::<String>::new());
 }
 
-/// Answers of an upstream that hide another one, in which a second caller could find what is not for it.
+/// Responses of an upstream that hide a second one, which another caller could get by mistake.
 const HOSTILE_ANSWERS: &[&str] = &[
     "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok{hidden}",
     "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n{hidden}",
@@ -290,16 +289,16 @@ const HOSTILE_ANSWERS: &[&str] = &[
     "nonsense\r\n\r\n{hidden}",
 ];
 
-/// What a second caller asks for after a hostile answer, and what must be the only answer to it.
+/// The call of a second caller after a hostile response. The only valid response has the path as its body.
 struct SecondCall {
     request: String,
     path: String,
 }
 
 impl SecondCall {
-    fn new(stage: &Stage, number: usize) -> Self {
+    fn new(stage: &RecordedGateway, number: usize) -> Self {
         let path = format!("/api/v1/ai/mine-{number}");
-        let token = token(&stage.gate.running, "second@b.c");
+        let token = token(&stage.gateway.running, "second@b.c");
         let headers = format!("Host: gate.example\r\nAuthorization: Bearer {token}\r\nConnection: close");
         Self { request: format!("GET {path} HTTP/1.1\r\n{headers}\r\n\r\n"), path }
     }
@@ -309,24 +308,24 @@ impl SecondCall {
     }
 }
 
-/// What came of a hostile answer, and of calls that followed it.
-async fn follow(stage: &Stage, method: &str, headers: &str, number: usize) -> Result<(), String> {
+/// Makes a call with a hostile response and further calls behind it. Fails if one of them gets a wrong response.
+async fn follow(stage: &RecordedGateway, method: &str, headers: &str, number: usize) -> Result<(), String> {
     let second = SecondCall::new(stage, number);
     let target = format!("/api/v1/ai/hostile/{number}");
     let first = format!("{method} {target} HTTP/1.1\r\n{}{headers}\r\n", stage.credentials);
-    // Over the same connection, and so on the same thread of the server.
+    // The second call is on the same connection, and so on the same thread of the server.
     let received =
         exchange(stage.address(), format!("{first}{}", second.request).as_bytes(), usize::MAX).await;
     let text = String::from_utf8_lossy(&received).into_owned();
     let is_right = match read_answers(&received).as_deref() {
-        // Answers to HEAD speak of bodies that do not follow.
+        // Responses to HEAD announce bodies that do not follow.
         _ if method == "HEAD" => {
             let count = text.matches("HTTP/1.1 ").count();
             count < 2 || count == 2 && text.ends_with(&second.path)
         }
         Ok([_, mine]) => second.is_answered_by(mine),
         Ok(answers) => answers.len() < 2,
-        // The first was cut off, and with it the second.
+        // The first response was truncated, and with it the second.
         Err(_) => true,
     };
     if !is_right {
@@ -343,8 +342,8 @@ async fn follow(stage: &Stage, method: &str, headers: &str, number: usize) -> Re
 }
 
 #[tokio::test]
-async fn no_answer_is_read_as_two() {
-    let stage = Stage::start().await;
+async fn no_response_is_read_as_two() {
+    let stage = RecordedGateway::start().await;
     for (n, hostile) in HOSTILE_ANSWERS.iter().enumerate() {
         for (method, headers) in [("GET", ""), ("HEAD", ""), ("GET", "Connection: TE\r\nTE: trailers\r\n")] {
             let followed = follow(&stage, method, headers, n).await;
@@ -355,46 +354,46 @@ async fn no_answer_is_read_as_two() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_while_nobody_has_asked_is_given_to_nobody() {
-    let mut gate = Gate::start().await;
+async fn a_response_on_an_idle_connection_reaches_no_caller() {
+    let mut gateway = TestGateway::start().await;
     // One caller, whose calls are all served on one thread.
-    let mut caller = gate.caller().await;
+    let mut caller = gateway.caller().await;
     let mut idle = Vec::new();
     for n in 0..50 {
         let path = format!("/api/v1/ai/{n}");
-        caller.send(gate.head(&format!("GET {path}"), &[])).await;
-        let mut upstream = gate.upstream.next().await;
+        caller.send(gateway.head(&format!("GET {path}"), &[])).await;
+        let mut upstream = gateway.upstream.next().await;
         assert_eq!(upstream.head().await.line(), format!("GET {path} HTTP/1.1"));
         upstream.send(answer("mine")).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
         caller.expect("mine").await;
-        // The connection is idle now; the next call must not find this in it.
+        // The connection is idle now. The next call must not get this response.
         upstream.send(answer("HIDDEN")).await;
         idle.push(upstream);
     }
     for mut upstream in idle {
-        assert_eq!(upstream.rest().await, b"", "nothing more is asked over that connection");
+        assert_eq!(upstream.rest().await, b"", "the connection is not used again");
     }
 }
 
 #[tokio::test]
-async fn an_early_answer_leaves_no_connection_on_which_the_rest_of_the_upload_is_awaited() {
-    let mut gate = Gate::start().await;
+async fn a_connection_whose_upload_is_unfinished_is_not_used_again() {
+    let mut gateway = TestGateway::start().await;
     for surplus in [String::new(), answer("HIDDEN")] {
         for framing in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
-            let mut caller = gate.asking("POST /api/v1/ai/upload", &[framing]).await;
+            let mut caller = gateway.start_request("POST /api/v1/ai/upload", &[framing]).await;
             let beginning = "1\r\nx\r\n";
             caller.send(beginning).await;
-            let mut early = gate.upstream.next().await;
+            let mut early = gateway.upstream.next().await;
             early.head().await;
             early.expect(beginning).await;
             early.send(format!("{}{surplus}", answer("early"))).await;
             assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
             caller.expect("early").await;
-            // Others do not get their calls into the body that the upstream waits for.
+            // Other calls must not be sent as the rest of the body that the upstream waits for.
             for _ in 0..FOLLOWERS {
-                let mut second = gate.asking("GET /api/v1/ai/second", &[]).await;
-                let mut upstream = gate.upstream.next().await;
+                let mut second = gateway.start_request("GET /api/v1/ai/second", &[]).await;
+                let mut upstream = gateway.upstream.next().await;
                 assert_eq!(upstream.head().await.line(), "GET /api/v1/ai/second HTTP/1.1");
                 upstream.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nyours").await;
                 assert_eq!(second.head().await.line(), "HTTP/1.1 200 OK");
@@ -407,11 +406,11 @@ async fn an_early_answer_leaves_no_connection_on_which_the_rest_of_the_upload_is
 }
 
 #[tokio::test]
-async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever() {
-    let mut gate = Gate::start().await;
+async fn endless_interim_responses_are_502() {
+    let mut gateway = TestGateway::start().await;
     for headers in [&[][..], &["Connection: TE", "TE: trailers"]] {
-        let mut caller = gate.asking("GET /api/v1/ai/x", headers).await;
-        let mut upstream = gate.upstream.next().await;
+        let mut caller = gateway.start_request("GET /api/v1/ai/x", headers).await;
+        let mut upstream = gateway.upstream.next().await;
         upstream.head().await;
         let announcing = tokio::spawn(async move {
             loop {

@@ -1,11 +1,11 @@
-//! Calls that become tunnels.
+//! Calls that become WebSocket tunnels.
 
 use std::time::Duration;
 
 use weir_testkit::raw_connection::RawConnection;
 use weir_testkit::wait;
 
-use super::fixtures::{Gate, answer};
+use super::fixtures::{TestGateway, answer};
 use crate::fixtures::PATIENCE;
 
 const UPGRADE: [&str; 4] = [
@@ -15,9 +15,9 @@ const UPGRADE: [&str; 4] = [
     "Sec-WebSocket-Version: 13",
 ];
 
-async fn tunnel(gate: &mut Gate) -> (RawConnection, RawConnection) {
-    let mut caller = gate.asking("GET /api/v1/ai/socket?x=1", &UPGRADE).await;
-    let mut upstream = gate.upstream.next().await;
+async fn tunnel(gateway: &mut TestGateway) -> (RawConnection, RawConnection) {
+    let mut caller = gateway.start_request("GET /api/v1/ai/socket?x=1", &UPGRADE).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!(head.line(), "GET /api/v1/ai/socket?x=1 HTTP/1.1");
     assert_eq!((head.get("connection"), head.get("upgrade")), (Some("upgrade"), Some("websocket")));
@@ -32,9 +32,9 @@ async fn tunnel(gate: &mut Gate) -> (RawConnection, RawConnection) {
 }
 
 #[tokio::test]
-async fn a_websocket_passes_bytes_both_ways_until_one_side_leaves() {
-    let mut gate = Gate::start().await;
-    let (mut caller, mut upstream) = tunnel(&mut gate).await;
+async fn a_websocket_passes_bytes_both_ways_until_one_side_closes() {
+    let mut gateway = TestGateway::start().await;
+    let (mut caller, mut upstream) = tunnel(&mut gateway).await;
     for n in 0..3 {
         caller.send([0x81, 0x85, n, 0xff]).await;
         upstream.expect([0x81, 0x85, n, 0xff]).await;
@@ -50,16 +50,16 @@ async fn a_websocket_passes_bytes_both_ways_until_one_side_leaves() {
     drop(caller);
     assert_eq!(upstream.rest().await, b"");
 
-    let (mut caller, upstream) = tunnel(&mut gate).await;
+    let (mut caller, upstream) = tunnel(&mut gateway).await;
     drop(upstream);
     assert_eq!(caller.rest().await, b"");
 }
 
 #[tokio::test]
 async fn an_upstream_may_refuse_a_websocket() {
-    let mut gate = Gate::start().await;
-    let mut caller = gate.asking("GET /api/v1/ai/socket", &UPGRADE).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut gateway = TestGateway::start().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/socket", &UPGRADE).await;
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     upstream
         .send("HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 8\r\nContent-Length: 2\r\n\r\nno")
@@ -70,40 +70,40 @@ async fn an_upstream_may_refuse_a_websocket() {
         ("HTTP/1.1 426 Upgrade Required", Some("8"))
     );
     caller.expect("no").await;
-    // It is still HTTP, and what the caller says next is another call.
-    caller.send(gate.head("GET /api/v1/ai/x", &[])).await;
+    // The connection still carries HTTP, so the caller can make another call.
+    caller.send(gateway.head("GET /api/v1/ai/x", &[])).await;
     assert_eq!(upstream.head().await.line(), "GET /api/v1/ai/x HTTP/1.1");
     upstream.send(answer("ok")).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }
 
 #[tokio::test]
-async fn no_other_protocol_is_let_through() {
-    let mut gate = Gate::start().await;
+async fn upgrades_to_other_protocols_are_refused() {
+    let mut gateway = TestGateway::start().await;
     let headers = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"];
-    let mut caller = gate.asking("GET /api/v1/ai/x", &headers).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/x", &headers).await;
+    let mut upstream = gateway.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("connection"), head.get("upgrade"), head.get("http2-settings")), (None, None, None));
     upstream.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
     assert_eq!(upstream.rest().await, b"");
 
-    let mut caller = gate.asking("GET /api/v1/ai/x", &UPGRADE).await;
-    let mut upstream = gate.upstream.next().await;
+    let mut caller = gateway.start_request("GET /api/v1/ai/x", &UPGRADE).await;
+    let mut upstream = gateway.upstream.next().await;
     upstream.head().await;
     upstream.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
 }
 
 #[tokio::test]
-async fn a_silent_tunnel_ends_and_is_counted_until_then() {
-    let mut gate = Gate::start_with(&[("WEIR_AI_IDLE_TIMEOUT", "1s")]).await;
-    let (mut caller, mut upstream) = tunnel(&mut gate).await;
+async fn an_idle_tunnel_is_closed_and_its_connection_no_longer_counted() {
+    let mut gateway = TestGateway::start_with(&[("WEIR_AI_IDLE_TIMEOUT", "1s")]).await;
+    let (mut caller, mut upstream) = tunnel(&mut gateway).await;
     assert_eq!(caller.rest().await, b"");
     assert_eq!(upstream.rest().await, b"");
-    let client = gate.running.client();
-    wait::until("its place is free again", PATIENCE, async || {
+    let client = gateway.running.client();
+    wait::until("the closed tunnel is no longer counted", PATIENCE, async || {
         let text = client.get("/metrics").await.unwrap().body;
         String::from_utf8_lossy(&text).contains("weir_http_connections 1\n")
     })
@@ -111,14 +111,14 @@ async fn a_silent_tunnel_ends_and_is_counted_until_then() {
 }
 
 #[tokio::test]
-async fn a_stop_cuts_tunnels_off_in_time() {
-    let mut gate = Gate::start_with(&[("WEIR_HTTP_SHUTDOWN_TIMEOUT", "20s")]).await;
-    let (mut caller, mut upstream) = tunnel(&mut gate).await;
-    gate.running.weir.terminate();
-    gate.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+async fn a_stop_closes_tunnels_in_time() {
+    let mut gateway = TestGateway::start_with(&[("WEIR_HTTP_SHUTDOWN_TIMEOUT", "20s")]).await;
+    let (mut caller, mut upstream) = tunnel(&mut gateway).await;
+    gateway.running.weir.terminate();
+    gateway.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
     caller.send("still").await;
     upstream.expect("still").await;
-    let status = gate.running.weir.wait(Duration::from_secs(60)).await;
+    let status = gateway.running.weir.wait(Duration::from_secs(60)).await;
     assert!(status.success(), "{status}");
     assert_eq!(caller.rest().await, b"");
 }

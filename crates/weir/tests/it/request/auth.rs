@@ -1,4 +1,4 @@
-//! Who may do what with requests, and whose they are.
+//! Tokens, scopes and tenants of request.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -20,7 +20,7 @@ fn signed(api: &Api, claims: &Value) -> String {
     encode(&Header::new(Algorithm::HS256), claims, &key).unwrap()
 }
 
-async fn only_genuine_tokens_of_the_present_are_believed(store: Store) {
+async fn only_genuine_unexpired_tokens_are_accepted(store: Store) {
     let api = Api::start(store).await;
     let own = |claims: &Claims| jwt::sign(&api.secret("jwt.secret"), claims).unwrap();
     let good = own(&claims(Some("acme"), Some(BOTH), FAR));
@@ -64,7 +64,7 @@ async fn scopes_and_a_tenant_are_needed(store: Store) {
     let forbidden = async |caller: &Client, reads: bool| {
         let answer = match reads {
             true => caller.get("/v1/requests").await.unwrap(),
-            // Wrong in every way: whoever may not submit does not learn how.
+            // Invalid in every field: a caller without the scope is not told which.
             false => submit(caller, &json!({})).await,
         };
         assert_eq!((answer.status, &answer.json()["code"]), (403, &json!("UNAUTHORIZED_SCOPE")));
@@ -102,7 +102,7 @@ async fn tenants_do_not_see_each_other(store: Store) {
 }
 
 on_each_engine!(
-    only_genuine_tokens_of_the_present_are_believed,
+    only_genuine_unexpired_tokens_are_accepted,
     scopes_and_a_tenant_are_needed,
     tenants_do_not_see_each_other,
 );

@@ -31,7 +31,7 @@ async fn a_signed_callback_ends_a_request_once(store: Store) {
     assert_eq!((&books["ok"], &books["request"]["completed"]), (&json!(true), &json!(1)), "{books}");
 }
 
-async fn a_downstream_may_say_why_it_failed(store: Store) {
+async fn a_failed_callback_stores_its_reason(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -47,7 +47,7 @@ async fn a_downstream_may_say_why_it_failed(store: Store) {
     assert_eq!(get(&caller, &id).await["failureCode"], "DOWNSTREAM_FAILED");
 }
 
-async fn what_is_not_signed_or_not_of_the_present_is_401(store: Store) {
+async fn an_unsigned_or_outdated_callback_is_401(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -88,7 +88,7 @@ async fn what_is_not_signed_or_not_of_the_present_is_401(store: Store) {
     assert_eq!(api.call_back_signed(&id, &body, sent, &both).await.status, 200);
 }
 
-async fn a_signed_callback_that_says_nothing_is_400(store: Store) {
+async fn an_invalid_signed_callback_is_400(store: Store) {
     let api = Api::start(store).await;
     let id = api.accepted(&api.caller("acme"), "k").await;
     api.begin(&id).await;
@@ -105,7 +105,7 @@ async fn a_signed_callback_that_says_nothing_is_400(store: Store) {
     }
 }
 
-async fn a_given_secret_is_used_and_none_is_made(store: Store) {
+async fn a_configured_secret_is_used_and_none_is_generated(store: Store) {
     let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     let api = Api::start_with(store, &[("WEIR_WEBHOOK_SECRET", secret)]).await;
     assert!(!api.running.weir.data_dir().join("webhook.secret").exists());
@@ -116,7 +116,7 @@ async fn a_given_secret_is_used_and_none_is_made(store: Store) {
     assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
 }
 
-async fn a_secret_that_is_replaced_is_good_until_it_is_taken_away(store: Store) {
+async fn a_replaced_secret_is_valid_until_it_is_removed(store: Store) {
     let (new, old) = ("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
     let api = Api::start_with(store, &[("WEIR_WEBHOOK_SECRET", &format!("{new} {old}"))]).await;
     for (key, secret) in [("k1", new), ("k2", old)] {
@@ -128,7 +128,7 @@ async fn a_secret_that_is_replaced_is_good_until_it_is_taken_away(store: Store) 
     }
 }
 
-async fn a_callback_is_good_for_the_request_it_names_and_for_no_other(store: Store) {
+async fn a_callback_is_valid_only_for_the_request_that_it_names(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let mut ids = Vec::new();
@@ -153,7 +153,7 @@ async fn a_callback_is_good_for_the_request_it_names_and_for_no_other(store: Sto
     assert_eq!(api.call_back_as(third, "msg_1", &upper, now()).await.json()["status"], "FAILED_PERMANENT");
 }
 
-async fn the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback(store: Store) {
+async fn a_tenants_webhook_secret_signs_no_callback(store: Store) {
     let api = Api::start(store).await;
     let secret = async |tenant: &str| {
         let answer = api.caller(tenant).get("/v1/webhook-secret").await.unwrap();
@@ -171,9 +171,9 @@ async fn the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback(store
     assert_eq!(api.call_back_signed(&id, &body, sent, &forged).await.status, 401);
 }
 
-/// The request itself remembers what was said of it, on every server, so no server keeps the ids of callbacks.
+/// The state of the request makes callbacks idempotent on every server, so that no server stores the ids of callbacks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_signed_callback_at_two_servers_is_taken_once() {
+async fn a_callback_repeated_at_two_servers_applies_once() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -209,11 +209,11 @@ async fn the_same_signed_callback_at_two_servers_is_taken_once() {
 
 on_each_engine!(
     a_signed_callback_ends_a_request_once,
-    a_downstream_may_say_why_it_failed,
-    what_is_not_signed_or_not_of_the_present_is_401,
-    a_signed_callback_that_says_nothing_is_400,
-    a_given_secret_is_used_and_none_is_made,
-    a_secret_that_is_replaced_is_good_until_it_is_taken_away,
-    a_callback_is_good_for_the_request_it_names_and_for_no_other,
-    the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback,
+    a_failed_callback_stores_its_reason,
+    an_unsigned_or_outdated_callback_is_401,
+    an_invalid_signed_callback_is_400,
+    a_configured_secret_is_used_and_none_is_generated,
+    a_replaced_secret_is_valid_until_it_is_removed,
+    a_callback_is_valid_only_for_the_request_that_it_names,
+    a_tenants_webhook_secret_signs_no_callback,
 );

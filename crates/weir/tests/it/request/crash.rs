@@ -1,4 +1,5 @@
-//! `kill -9` at any instant, and a store that is gone: what was answered with 202 is there, and an outage is an answer.
+//! `kill -9` at any time, and an unavailable store: requests answered with 202 are durable, and an outage is answered with
+//! 503.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,8 +16,8 @@ use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, weir};
 
 const CALLERS: usize = 16;
 
-/// Submits until the server is gone, and remembers what was answered with 202.
-async fn submit_until_gone(client: Client, caller: usize, count: Arc<AtomicUsize>) -> Vec<(String, String)> {
+/// Submits until the server is down, and returns what was answered with 202.
+async fn submit_until_down(client: Client, caller: usize, count: Arc<AtomicUsize>) -> Vec<(String, String)> {
     let mut accepted = Vec::new();
     for n in 0.. {
         let key = format!("{caller}-{n}");
@@ -35,7 +36,7 @@ async fn everything_answered_with_202_survives_kill_9(store: Store) {
     let mut api = Api::start(store).await;
     let count = Arc::new(AtomicUsize::new(0));
     let callers: Vec<_> = (0..CALLERS)
-        .map(|caller| tokio::spawn(submit_until_gone(api.caller("acme"), caller, Arc::clone(&count))))
+        .map(|caller| tokio::spawn(submit_until_down(api.caller("acme"), caller, Arc::clone(&count))))
         .collect();
     wait::until("a few hundred are accepted", PATIENCE, async || count.load(Ordering::SeqCst) > 300).await;
     api.running.weir.kill_9();
@@ -81,7 +82,7 @@ async fn a_silent_store_is_503_in_time_and_the_same_call_is_safe_afterwards() {
             assert!(started.elapsed() < Duration::from_secs(3), "{path:?} took {:?}", started.elapsed());
             assert!(answer.header("retry-after").is_some());
         }
-        // Long enough for what is remembered of the switches to be asked for again.
+        // Long enough for the cached rollout to be read again.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     proxy.cut();

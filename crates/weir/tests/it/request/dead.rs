@@ -87,12 +87,12 @@ async fn messages_and_requests_are_one_list(store: Store) {
     assert_eq!(operator.get("/admin/dlq").await.unwrap().json()["items"], json!([]));
 }
 
-async fn a_list_shows_the_beginning_of_payloads_and_one_is_shown_whole(store: Store) {
+async fn a_list_truncates_payloads_and_a_single_dead_letter_does_not(store: Store) {
     let api = Api::start_with(store, &[("WEIR_REQUEST_SENSITIVE_FIELDS", "card")]).await;
     let (caller, operator) = (api.caller("acme"), api.operator());
     let message = "00000000-0000-7000-8000-000000000001";
     let text = "ü".repeat(100_000);
-    api.bury_message_saying(message, &text).await;
+    api.bury_message_with(message, &text).await;
     let large = json!({"card": "4111", "text": "x".repeat(900_000)});
     let medium = json!({"card": "4111", "text": "x".repeat(3_000)});
     let mut ids = vec![message.to_owned()];
@@ -134,7 +134,7 @@ fn dlq(api: &Api, arguments: &[&str]) -> (bool, String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_line_does_the_same() {
+async fn the_command_line_lists_replays_and_discards() {
     let api = Api::start(Store::Embedded).await;
     let caller = api.caller("acme");
     let (one, other) = (api.accepted(&caller, "k1").await, api.accepted(&caller, "k2").await);
@@ -169,5 +169,5 @@ async fn the_command_line_does_the_same() {
 on_each_engine!(
     dead_requests_are_listed_shown_replayed_and_discarded,
     messages_and_requests_are_one_list,
-    a_list_shows_the_beginning_of_payloads_and_one_is_shown_whole,
+    a_list_truncates_payloads_and_a_single_dead_letter_does_not,
 );

@@ -1,4 +1,4 @@
-//! A server that accepts requests and has nobody who works on them, callers for it, and a hand that moves its requests.
+//! A server without workers, its callers, and changes of requests directly in the store.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::fixtures::{PATIENCE, Running, Store};
 pub(super) const FAR: u64 = 4_000_000_000;
 pub(super) const BOTH: &str = "requests:create requests:read";
 
-/// Keys for servers that share a store.
+/// Encryption keys for servers that share a store.
 pub(super) const KEYS: (&str, &str) = ("WEIR_REQUEST_KEYS", "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
 
 pub(super) struct Api {
@@ -36,7 +36,7 @@ impl Api {
         self.running.operator()
     }
 
-    /// A caller of a tenant that may do everything.
+    /// A client of a tenant with all scopes.
     pub(super) fn caller(&self, tenant: &str) -> Client {
         let claims = Claims {
             sub: "a@b.c".into(),
@@ -51,7 +51,7 @@ impl Api {
         self.running.client().with_header("authorization", &format!("Bearer {token}"))
     }
 
-    /// A secret that the server has made.
+    /// A secret that the server has generated.
     pub(super) fn secret(&self, file: &str) -> String {
         std::fs::read_to_string(self.running.weir.data_dir().join(file)).unwrap()
     }
@@ -62,14 +62,14 @@ impl Api {
         caller.request(Method::POST, "/v1/requests", &headers, text.to_owned()).await.unwrap()
     }
 
-    /// Submits something and returns the id.
+    /// Submits a request, and returns its id.
     pub(super) async fn accepted(&self, caller: &Client, key: &str) -> String {
         let answer = submit(caller, &body(key, "pay", json!({"amount": 1, "card": "4111-secret"}))).await;
         assert_eq!(answer.status, 202, "{:?}", answer.body);
         answer.json()["requestId"].as_str().unwrap().to_owned()
     }
 
-    /// What a worker does when it begins.
+    /// Changes a request as a worker does when it starts.
     pub(super) async fn begin(&self, id: &str) {
         self.change(&[
             format!(
@@ -80,12 +80,12 @@ impl Api {
         .await;
     }
 
-    /// Where a request's job is.
+    /// The table with the jobs.
     fn jobs(&self) -> &'static str {
         if self.running.database.is_some() { "request_job" } else { "request_record" }
     }
 
-    /// What a worker does when the last attempt was in vain.
+    /// Changes a request as a worker does when its last attempt has failed.
     pub(super) async fn bury(&self, id: &str) {
         let now = if self.running.database.is_some() { "now()" } else { "1767225600000000" };
         self.change(&[
@@ -107,13 +107,13 @@ impl Api {
         .await;
     }
 
-    /// A message that the sender could not deliver.
+    /// Inserts the dead letter of a message.
     pub(super) async fn bury_message(&self, id: &str) {
-        self.bury_message_saying(id, "{}").await;
+        self.bury_message_with(id, "{}").await;
     }
 
-    /// The same with another payload, which has no quotation mark.
-    pub(super) async fn bury_message_saying(&self, id: &str, payload: &str) {
+    /// Inserts the dead letter of a message with this payload, which must not contain a quotation mark.
+    pub(super) async fn bury_message_with(&self, id: &str, payload: &str) {
         let (shard, now) = match self.running.database {
             Some(_) => ("shard, ", "now()"),
             None => ("", "1767225600000000"),
@@ -126,7 +126,7 @@ impl Api {
         .await;
     }
 
-    /// As if a result had been sealed with a key that nobody has any more.
+    /// Changes a result so that it seems encrypted with a lost key.
     pub(super) async fn lose_key_of_result(&self, id: &str) {
         let lose = format!("UPDATE request_record SET result_key_id = 'lost' WHERE request_id = '{id}'");
         self.change(&[lose]).await;
@@ -154,7 +154,7 @@ impl Api {
         file
     }
 
-    /// Whether a payload can be read in the database.
+    /// Whether a stored payload contains these bytes.
     pub(super) async fn stored_bytes_contain(&self, wanted: &[u8]) -> bool {
         if let Some(database) = &self.running.database {
             let rows = database.query_strings("SELECT encode(payload, 'escape') FROM request_record").await;
@@ -178,12 +178,12 @@ impl Api {
         self.running.weir.log_lines()
     }
 
-    /// A downstream's callback, signed with the server's own secret at this time; its `webhook-id` names the request.
+    /// Sends a callback, signed with the server's secret at `sent`. Its `webhook-id` is the request's id.
     pub(super) async fn call_back(&self, id: &str, body: &Value, sent: Timestamp) -> Response {
         self.call_back_as(id, id, body, sent).await
     }
 
-    /// The same with another `webhook-id`.
+    /// As [`Api::call_back`], with another `webhook-id`.
     pub(super) async fn call_back_as(
         &self,
         id: &str,
@@ -208,7 +208,7 @@ impl Api {
     }
 }
 
-/// Sends a callback as it is to a server.
+/// Sends a callback with this signature.
 pub(super) async fn post_callback(
     client: &Client,
     id: &str,

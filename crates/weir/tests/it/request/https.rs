@@ -7,9 +7,9 @@ use weir_testkit::wait;
 use super::fixtures::Api;
 use crate::fixtures::{PATIENCE, Running, Store};
 
-/// Submits one request to a server that works on it, gives up after one attempt, and may take its time over it; says what
-/// became of it.
-async fn end_of_one(downstream: &str, settings: &[(&str, &str)]) -> Value {
+/// Starts a server with a worker that makes one attempt, with long timeouts. Submits a request, and returns it once it is
+/// final.
+async fn final_request(downstream: &str, settings: &[(&str, &str)]) -> Value {
     let mut all = vec![
         ("WEIR_ROLES", "api,worker"),
         ("WEIR_DOWNSTREAM", downstream),
@@ -37,13 +37,13 @@ async fn a_downstream_is_called_over_tls_when_its_authority_is_trusted() {
     let downstream = HttpsServer::start(r#"{"done":true}"#).await;
     let file = downstream.ca_file();
     let trusted = [("WEIR_REQUEST_SSLROOTCERT", file.to_str().unwrap())];
-    let request = end_of_one(&downstream.url(), &trusted).await;
+    let request = final_request(&downstream.url(), &trusted).await;
     assert_eq!((&request["status"], &request["result"]), (&json!("COMPLETED"), &json!({"done": true})));
     assert_eq!(downstream.calls(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_downstream_is_told_nothing_unless_its_certificate_is_good() {
+async fn a_downstream_without_a_valid_certificate_is_not_called() {
     let downstream = HttpsServer::start("{}").await;
     let other = HttpsServer::start("{}").await;
     let (own, other) = (downstream.ca_file(), other.ca_file());
@@ -53,10 +53,10 @@ async fn a_downstream_is_told_nothing_unless_its_certificate_is_good() {
         (downstream.url_by_address(), Some(&own)),
     ] {
         let trusted = trusted.map(|file| ("WEIR_REQUEST_SSLROOTCERT", file.to_str().unwrap()));
-        let request = end_of_one(&url, trusted.as_slice()).await;
+        let request = final_request(&url, trusted.as_slice()).await;
         let end = (&request["status"], &request["failureCode"]);
-        let untold = (&json!("FAILED_RETRY_EXHAUSTED"), &json!("DOWNSTREAM_UNREACHABLE"));
-        assert_eq!(end, untold, "{url} {trusted:?}");
+        let unreachable = (&json!("FAILED_RETRY_EXHAUSTED"), &json!("DOWNSTREAM_UNREACHABLE"));
+        assert_eq!(end, unreachable, "{url} {trusted:?}");
     }
     assert_eq!(downstream.calls(), 0);
 }

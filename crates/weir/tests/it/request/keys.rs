@@ -1,4 +1,4 @@
-//! What requests are sealed with: a key that is missing is noticed at the start, and never costs more than the result.
+//! Encryption keys of payloads: a missing key is noticed at the start, and later costs no more than the result.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,7 +14,7 @@ const OTHER: (&str, &str) = ("WEIR_REQUEST_KEYS", "b:AQEBAQEBAQEBAQEBAQEBAQEBAQE
 const OTHER_OF_THE_SAME_NAME: (&str, &str) =
     ("WEIR_REQUEST_KEYS", "a:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=");
 
-/// A process that does not outlive its test.
+/// A process that is killed when the test ends.
 struct Process(Child);
 
 impl Drop for Process {
@@ -24,8 +24,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs a server that must not start, and returns its exit code and what it said.
-async fn refused(data: &Path, environment: &[(&str, &str)]) -> (Option<i32>, String) {
+/// Runs a server that must not start, and returns its exit code and error output.
+async fn fail_to_start(data: &Path, environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WEIR_")) {
         command.env_remove(name);
@@ -39,16 +39,16 @@ async fn refused(data: &Path, environment: &[(&str, &str)]) -> (Option<i32>, Str
         status.is_some()
     })
     .await;
-    let mut said = String::new();
-    process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    (status.and_then(|status| status.code()), said)
+    let mut stderr = String::new();
+    process.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    (status.and_then(|status| status.code()), stderr)
 }
 
-fn check((code, said): (Option<i32>, String), parts: &[&str]) {
-    assert_eq!(code, Some(2), "{said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+fn check((code, stderr): (Option<i32>, String), parts: &[&str]) {
+    assert_eq!(code, Some(2), "{stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
     for part in parts {
-        assert!(said.contains(part), "{said:?} lacks {part:?}");
+        assert!(stderr.contains(part), "{stderr:?} lacks {part:?}");
     }
 }
 
@@ -58,21 +58,21 @@ async fn a_server_whose_generated_key_is_lost_does_not_start() {
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
     let data = api.running.weir.data_dir().to_owned();
-    let (file, kept) = (data.join("request.key"), data.join("request.key.kept"));
+    let (file, moved) = (data.join("request.key"), data.join("request.key.moved"));
     api.running.weir.kill_9();
-    std::fs::rename(&file, &kept).unwrap();
+    std::fs::rename(&file, &moved).unwrap();
     let parts = ["WEIR_REQUEST_KEYS", file.to_str().unwrap(), "\"generated\"", id.as_str()];
-    check(refused(&data, &[]).await, &parts);
-    // By now there is a new file.
-    check(refused(&data, &[]).await, &parts);
-    std::fs::rename(&kept, &file).unwrap();
+    check(fail_to_start(&data, &[]).await, &parts);
+    // The first attempt has generated a new key file.
+    check(fail_to_start(&data, &[]).await, &parts);
+    std::fs::rename(&moved, &file).unwrap();
     api.running.weir.restart().await;
     let caller = api.caller("acme");
     assert_eq!(get(&caller, &id).await["status"], "ACCEPTED");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_cannot_open_what_others_have_sealed_does_not_start() {
+async fn a_server_without_the_keys_of_stored_requests_does_not_start() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -82,16 +82,19 @@ async fn a_server_that_cannot_open_what_others_have_sealed_does_not_start() {
     let data = tempfile::tempdir().unwrap();
     let store = ("WEIR_STORE", url);
     for wrong in [OTHER, OTHER_OF_THE_SAME_NAME] {
-        check(refused(data.path(), &[store, wrong]).await, &["WEIR_REQUEST_KEYS", "\"a\"", id.as_str()]);
+        check(
+            fail_to_start(data.path(), &[store, wrong]).await,
+            &["WEIR_REQUEST_KEYS", "\"a\"", id.as_str()],
+        );
     }
-    check(refused(data.path(), &[store]).await, &["WEIR_REQUEST_KEYS", "request.key", "\"a\""]);
+    check(fail_to_start(data.path(), &[store]).await, &["WEIR_REQUEST_KEYS", "request.key", "\"a\""]);
     let sender = [OTHER, ("WEIR_ROLES", "sender")];
     drop(api.running.second_with(&sender).await);
     let both = format!("{},{}", OTHER.1, KEYS.1);
     drop(api.running.second_with(&[("WEIR_REQUEST_KEYS", &both)]).await);
 }
 
-async fn a_result_that_does_not_open_leaves_the_rest_of_the_status(store: Store) {
+async fn a_result_that_cannot_be_decrypted_leaves_the_rest_readable(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -108,4 +111,4 @@ async fn a_result_that_does_not_open_leaves_the_rest_of_the_status(store: Store)
     api.wait_for_log("cannot decrypt the result of a request").await;
 }
 
-on_each_engine!(a_result_that_does_not_open_leaves_the_rest_of_the_status);
+on_each_engine!(a_result_that_cannot_be_decrypted_leaves_the_rest_readable);

@@ -1,4 +1,4 @@
-//! `?wait=` and `/v1/requests/{requestId}/events`: who waits hears of a change, wherever it was made.
+//! `?wait=` and `/v1/requests/{requestId}/events`: waiting callers are notified of changes on any server.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use weir_testkit::skip;
 use super::fixtures::{Api, KEYS, get, now};
 use crate::fixtures::{PATIENCE, Store, on_each_engine};
 
-/// The status of a request after its next change, and how long that took.
+/// Waits for the next change of a request. Returns its status, and how long that took.
 async fn wait(caller: &Client, id: &str, span: &str) -> (Value, Duration) {
     let started = Instant::now();
     let answer = caller.get(&format!("/v1/requests/{id}?wait={span}")).await.unwrap();
@@ -18,7 +18,7 @@ async fn wait(caller: &Client, id: &str, span: &str) -> (Value, Duration) {
     (answer.json()["status"].clone(), started.elapsed())
 }
 
-async fn whoever_waits_hears_of_a_change_at_once(store: Store) {
+async fn a_waiting_call_returns_at_a_change(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -28,7 +28,7 @@ async fn whoever_waits_hears_of_a_change_at_once(store: Store) {
         async move { wait(&caller, &id, "20s").await }
     });
     tokio::time::sleep(Duration::from_millis(2_500)).await;
-    assert!(!waiting.is_finished(), "longer than other calls may take");
+    assert!(!waiting.is_finished(), "a wait may exceed the timeout of other calls");
     let changed = Instant::now();
     api.call_back(&id, &json!({"status": "COMPLETED", "result": 5}), now()).await;
     let (status, _) = waiting.await.unwrap();
@@ -36,11 +36,11 @@ async fn whoever_waits_hears_of_a_change_at_once(store: Store) {
     assert!(changed.elapsed() < Duration::from_secs(2), "{:?}", changed.elapsed());
     let (status, took) = wait(&caller, &id, "20s").await;
     assert_eq!(status, "COMPLETED");
-    assert!(took < Duration::from_secs(2), "a final one is not waited for: {took:?}");
+    assert!(took < Duration::from_secs(2), "a final request is returned at once: {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_this_server_did_not_make_is_seen_too() {
+async fn a_change_by_another_process_ends_the_wait() {
     if skip("postgres") {
         return;
     }
@@ -55,7 +55,7 @@ async fn a_change_that_this_server_did_not_make_is_seen_too() {
     assert!(waited.1 < Duration::from_secs(5), "{:?}", waited.1);
 }
 
-async fn nothing_changes_is_an_answer_and_a_bad_span_is_400(store: Store) {
+async fn a_wait_without_a_change_is_answered_and_an_invalid_span_is_400(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -78,7 +78,7 @@ fn events(body: &[u8]) -> Vec<Value> {
     data.map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-async fn a_stream_tells_every_status_and_ends_with_the_last(store: Store) {
+async fn a_stream_has_every_status_and_ends_with_the_final_one(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -94,20 +94,20 @@ async fn a_stream_tells_every_status_and_ends_with_the_last(store: Store) {
     let answer = tokio::time::timeout(PATIENCE, stream).await.unwrap().unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
-    let told = events(&answer.body);
-    let statuses: Vec<_> = told.iter().map(|event| event["status"].as_str().unwrap()).collect();
+    let received = events(&answer.body);
+    let statuses: Vec<_> = received.iter().map(|event| event["status"].as_str().unwrap()).collect();
     let expected = match store {
-        // What another process writes to its file, as this test does, the embedded engine is not told of.
+        // The embedded engine is not notified when another process, such as this test, writes to its file.
         Store::Embedded => &["ACCEPTED", "COMPLETED"][..],
         Store::Postgres => &["ACCEPTED", "IN_PROGRESS", "COMPLETED"],
     };
     assert_eq!(statuses, expected);
-    assert_eq!(told.last(), Some(&get(&caller, &id).await));
+    assert_eq!(received.last(), Some(&get(&caller, &id).await));
     let final_one = caller.get(&format!("/v1/requests/{id}/events")).await.unwrap();
-    assert_eq!(events(&final_one.body).len(), 1, "told once, then it ends");
+    assert_eq!(events(&final_one.body).len(), 1, "a final request is sent once, then the stream ends");
 }
 
-async fn a_stop_ends_streams_and_waits_in_order(store: Store) {
+async fn a_stop_ends_streams_and_waits_cleanly(store: Store) {
     let mut api = Api::start(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
@@ -126,14 +126,14 @@ async fn a_stop_ends_streams_and_waits_in_order(store: Store) {
 }
 
 on_each_engine!(
-    whoever_waits_hears_of_a_change_at_once,
-    nothing_changes_is_an_answer_and_a_bad_span_is_400,
-    a_stream_tells_every_status_and_ends_with_the_last,
-    a_stop_ends_streams_and_waits_in_order,
+    a_waiting_call_returns_at_a_change,
+    a_wait_without_a_change_is_answered_and_an_invalid_span_is_400,
+    a_stream_has_every_status_and_ends_with_the_final_one,
+    a_stop_ends_streams_and_waits_cleanly,
 );
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_callback_to_another_server_is_heard_here() {
+async fn a_callback_to_another_server_ends_the_wait_here() {
     if skip("postgres") {
         return;
     }

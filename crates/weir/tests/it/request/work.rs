@@ -1,4 +1,4 @@
-//! Servers that work on what they accept, and lose nothing whatever becomes of them.
+//! Servers with workers: accepted requests are completed, even if servers are killed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use weir_testkit::{skip, wait};
 use super::fixtures::{Api, BOTH, FAR, body, submit};
 use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, unhurried_weir};
 
-/// Every role, and leases that a test can wait for: a second longer than a call may take.
+/// All roles, and a lease that a test can wait for: a second longer than a call may take.
 const WORKING: [(&str, &str); 4] = [
     ("WEIR_ROLES", "api,worker,reconciler"),
     ("WEIR_REQUEST_LEASE", "2s"),
@@ -28,7 +28,7 @@ async fn working(store: Store) -> Api {
     Api { running: Running::start_with(store, &WORKING).await }
 }
 
-async fn is_completed(caller: &Client, id: &str) {
+async fn wait_until_completed(caller: &Client, id: &str) {
     wait::until("the request is completed", PATIENCE, async || {
         let answer = caller.get(&format!("/v1/requests/{id}?wait=1s")).await;
         answer.is_ok_and(|answer| answer.json()["status"] == "COMPLETED")
@@ -36,11 +36,11 @@ async fn is_completed(caller: &Client, id: &str) {
     .await;
 }
 
-async fn what_is_accepted_is_done_and_its_result_can_be_read(store: Store) {
+async fn an_accepted_request_is_completed_and_its_result_can_be_read(store: Store) {
     let api = working(store).await;
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
-    is_completed(&caller, &id).await;
+    wait_until_completed(&caller, &id).await;
     let request = caller.get(&format!("/v1/requests/{id}")).await.unwrap().json();
     assert_eq!(request["attempts"], 1);
     assert_eq!(request["result"], json!({"amount": 1, "card": "4111-secret"}), "the echo's answer");
@@ -49,7 +49,7 @@ async fn what_is_accepted_is_done_and_its_result_can_be_read(store: Store) {
     assert!(api.log_lines().iter().all(|line| !line.contains("4111-secret")), "payloads are not logged");
 }
 
-async fn a_hundred_parallel_submits_of_one_key_are_worked_on_once(store: Store) {
+async fn a_hundred_concurrent_submissions_of_one_key_are_processed_once(store: Store) {
     let api = working(store).await;
     let caller = api.caller("acme");
     let body = body("same", "pay", json!(1));
@@ -57,14 +57,14 @@ async fn a_hundred_parallel_submits_of_one_key_are_worked_on_once(store: Store) 
     let ids: std::collections::BTreeSet<String> =
         answers.iter().map(|answer| answer.json()["requestId"].as_str().unwrap().to_owned()).collect();
     assert_eq!(ids.len(), 1);
-    is_completed(&caller, ids.first().unwrap()).await;
-    // The log is written behind the work.
+    wait_until_completed(&caller, ids.first().unwrap()).await;
+    // The log line is written after the work.
     let claims = || api.log_lines().iter().filter(|line| line.contains("ACCEPTED->IN_PROGRESS")).count();
-    wait::until("the claim is told of", PATIENCE, async || claims() >= 1).await;
+    wait::until("the claim is logged", PATIENCE, async || claims() >= 1).await;
     assert_eq!(claims(), 1);
 }
 
-async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store) {
+async fn every_accepted_request_is_completed_after_kill_9(store: Store) {
     let mut api = working(store).await;
     let caller = api.caller("acme");
     let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
@@ -79,7 +79,7 @@ async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store
         }
     });
     let all = tokio::spawn(join_all(submits.collect::<Vec<_>>()));
-    // In the middle of it: a worker may complete a request before its caller has the 202.
+    // Killed while requests are submitted and worked on: a worker may complete a request before its caller has the 202.
     api.wait_for_log("IN_PROGRESS->COMPLETED").await;
     first_answer.notified().await;
     api.running.weir.kill_9();
@@ -88,7 +88,7 @@ async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store
     api.running.weir.restart().await;
     let caller = api.caller("acme");
     for id in &accepted {
-        is_completed(&caller, id).await;
+        wait_until_completed(&caller, id).await;
     }
     wait::until("nothing is in flight", PATIENCE, async || {
         audit(&api.operator()).await["request"]["inFlight"] == 0
@@ -97,9 +97,9 @@ async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store
 }
 
 on_each_engine!(
-    what_is_accepted_is_done_and_its_result_can_be_read,
-    a_hundred_parallel_submits_of_one_key_are_worked_on_once,
-    after_kill_9_everything_that_was_accepted_comes_to_its_end,
+    an_accepted_request_is_completed_and_its_result_can_be_read,
+    a_hundred_concurrent_submissions_of_one_key_are_processed_once,
+    every_accepted_request_is_completed_after_kill_9,
 );
 
 const SECRET: &str = "development-only-jwt-secret-32-bytes";
@@ -123,7 +123,7 @@ fn caller(weir: &Weir) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_kafka_a_job_is_published_after_its_commit_and_mended_when_kafka_is_back() {
+async fn with_kafka_a_job_is_published_after_its_commit_or_by_the_reconciler_when_kafka_is_back() {
     if skip("postgres") || skip("kafka") {
         return;
     }
@@ -143,6 +143,6 @@ async fn with_kafka_a_job_is_published_after_its_commit_and_mended_when_kafka_is
     })
     .await;
     let worker = on(&database, &broker.url(), "worker").spawn().await;
-    is_completed(&caller, &id).await;
+    wait_until_completed(&caller, &id).await;
     drop(worker);
 }

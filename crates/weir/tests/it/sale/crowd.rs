@@ -1,4 +1,4 @@
-//! Many at once: IM-3, IM-4, PR-4 to PR-6, NF-1, NF-4, NF-6 to NF-9.
+//! Many concurrent buyers, and servers that are killed during a sale.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use weir_testkit::skip;
 use super::fixtures::{CROWDED, UNTHROTTLED, active, attempt, many_connections, purchase, status};
 use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
-/// Everybody buys at once, spread over servers; who got which unit, and how many heard what.
+/// All buyers try at once, spread over the servers. Returns purchase numbers by buyer, and counts by error code.
 pub(super) async fn rush(
     clients: &[Client],
     sku: &str,
@@ -22,26 +22,26 @@ pub(super) async fn rush(
         (buyer, response)
     });
     let answers = join_all(attempts).await;
-    let (mut bought, mut heard) = (BTreeMap::new(), BTreeMap::new());
+    let (mut bought, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (buyer, response) in answers {
-        assert_eq!(response.status, 200, "NF-1: nobody gets an error: {:?}", response.body);
+        assert_eq!(response.status, 200, "no buyer gets an HTTP error: {:?}", response.body);
         let body = response.json();
         if let Some(number) = body["data"]["purchaseNo"].as_str() {
             let again = bought.insert(buyer, number.to_owned());
-            assert_eq!(again, None, "NF-8: one per buyer");
+            assert_eq!(again, None, "one unit per buyer");
         } else {
-            *heard.entry(body["error"]["code"].as_str().unwrap().to_owned()).or_insert(0) += 1;
+            *refused.entry(body["error"]["code"].as_str().unwrap().to_owned()).or_insert(0) += 1;
         }
     }
-    (bought, heard)
+    (bought, refused)
 }
 
-/// The books balance, and so many are sold.
-async fn expect_books(operator: &Client, sku: &str, stock: u32, sold: u32) {
-    let books = audit(operator).await;
-    assert_eq!(books["ok"], true, "{books}");
+/// Expects that the audit balances, with this number of sold units.
+async fn expect_audit(operator: &Client, sku: &str, stock: u32, sold: u32) {
+    let audit = audit(operator).await;
+    assert_eq!(audit["ok"], true, "{audit}");
     let item = json!({"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold});
-    assert_eq!(books["sale"]["items"], json!([item]), "NF-9: stock and purchases are one");
+    assert_eq!(audit["sale"]["items"], json!([item]), "sold units and stored purchases must be equal");
 }
 
 async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
@@ -54,9 +54,13 @@ async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
             .flatten()
             .collect();
     active(&running.operator(), "W", 100).await;
-    let (bought, heard) = rush(&clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
-    assert_eq!(bought.len(), 100, "IM-4: never more than the stock");
-    assert_eq!(heard, BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]), "PR-4");
+    let (bought, refused) = rush(&clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
+    assert_eq!(bought.len(), 100, "exactly the stock is sold");
+    assert_eq!(
+        refused,
+        BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]),
+        "all others are told that it is sold out"
+    );
     let numbers: BTreeSet<&String> = bought.values().collect();
     assert_eq!(numbers.len(), 100, "every purchase has a number of its own");
     assert!(numbers.iter().any(|number| number.ends_with("-0100")), "{numbers:?}");
@@ -67,10 +71,10 @@ async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
             assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
         }
     }
-    expect_books(&running.operator(), "W", 100, 100).await;
+    expect_audit(&running.operator(), "W", 100, 100).await;
 }
 
-async fn pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit(store: Store) {
+async fn one_buyer_with_many_concurrent_attempts_gets_one_unit(store: Store) {
     let running = Running::start_with(store, &[UNTHROTTLED]).await;
     let client = running.client();
     active(&running.operator(), "W", 100).await;
@@ -81,11 +85,11 @@ async fn pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit(store: Store) {
     let refused =
         |answer: &&weir_testkit::http::Response| answer.json()["error"]["code"] == "ALREADY_PURCHASED";
     assert_eq!(answers.iter().filter(refused).count(), 499);
-    assert_eq!(status(&client, "W").await["stock"], 99, "PR-6");
-    expect_books(&running.operator(), "W", 100, 1).await;
+    assert_eq!(status(&client, "W").await["stock"], 99, "one unit is sold");
+    expect_audit(&running.operator(), "W", 100, 1).await;
 }
 
-async fn what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
+async fn purchases_survive_kill_9_and_every_unit_is_sold_once(store: Store) {
     let mut running = Running::start(store).await;
     active(&running.operator(), "W", 400).await;
     let client = running.client();
@@ -98,7 +102,7 @@ async fn what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
                 let headers = [("content-type", "application/json"), ("x-user-id", buyer.as_str())];
                 let body = json!({"sku": "W", "qty": 1}).to_string();
                 let answer = client.request(http::Method::POST, "/api/v1/purchases", &headers, body).await;
-                // The server is gone, or going: that is the point.
+                // The server is being killed, so calls may fail.
                 let number = answer.ok()?.json()["data"]["purchaseNo"].as_str()?.to_owned();
                 Some((buyer, number))
             })
@@ -123,12 +127,12 @@ async fn what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
     }
     let (bought, _) = rush(std::slice::from_ref(&client), "W", (0..500).map(|n| format!("last-{n}"))).await;
     let numbers: BTreeSet<&String> = acknowledged.values().chain(bought.values()).collect();
-    assert_eq!(numbers.len(), acknowledged.len() + bought.len(), "no number is given twice");
-    expect_books(&running.operator(), "W", 400, 400).await;
+    assert_eq!(numbers.len(), acknowledged.len() + bought.len(), "no purchase number is used twice");
+    expect_audit(&running.operator(), "W", 400, 400).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_dies_leaves_the_sale_to_the_other() {
+async fn the_other_server_continues_the_sale_of_a_killed_one() {
     if skip("postgres") {
         return;
     }
@@ -138,13 +142,13 @@ async fn a_server_that_dies_leaves_the_sale_to_the_other() {
     let (first, _) = rush(&[running.client()], "W", (0..20).map(|n| format!("a{n}"))).await;
     running.weir.kill_9();
     let client = Client::new(other.base_url());
-    let (second, heard) = rush(std::slice::from_ref(&client), "W", (0..100).map(|n| format!("b{n}"))).await;
-    assert_eq!((first.len(), second.len(), heard["SOLD_OUT"]), (20, 30, 70));
-    expect_books(&operator(&other), "W", 50, 50).await;
+    let (second, refused) = rush(std::slice::from_ref(&client), "W", (0..100).map(|n| format!("b{n}"))).await;
+    assert_eq!((first.len(), second.len(), refused["SOLD_OUT"]), (20, 30, 70));
+    expect_audit(&operator(&other), "W", 50, 50).await;
 }
 
 on_each_engine!(
     ten_thousand_buyers_get_exactly_a_hundred_units,
-    pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit,
-    what_was_sold_survives_kill_9_and_no_unit_is_half_sold,
+    one_buyer_with_many_concurrent_attempts_gets_one_unit,
+    purchases_survive_kill_9_and_every_unit_is_sold_once,
 );

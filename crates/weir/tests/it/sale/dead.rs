@@ -1,4 +1,4 @@
-//! Purchases that cannot be written down: dead letters that are shown, tried again and thrown away under `/admin/dlq`.
+//! Purchases that cannot be persisted: dead letters that are listed, replayed and discarded under `/admin/dlq`.
 
 use serde_json::{Value, json};
 use weir_testkit::http::Client;
@@ -23,10 +23,10 @@ async fn letters(operator: &Client) -> Vec<Value> {
     response.json()["items"].as_array().expect("a list").clone()
 }
 
-/// Waits until there is a dead letter; there must be one at most.
+/// Waits for a dead letter, and expects that it is the only one.
 async fn letter(operator: &Client) -> Value {
     let mut found = Vec::new();
-    // The pauses before it is given up are half a minute.
+    // The retries before it is given up take half a minute.
     wait::until("there is a dead letter", PATIENCE * 6, async || {
         found = letters(operator).await;
         !found.is_empty()
@@ -36,7 +36,7 @@ async fn letter(operator: &Client) -> Value {
     found.remove(0)
 }
 
-/// It is taken out of the stream once it is kept.
+/// Waits until the stream is empty: entries are removed once they are persisted or dead letters.
 async fn expect_empty(redis: &Server) {
     wait::until("the stream is empty", PATIENCE, async || {
         redis.command(&["XLEN", "sale:{W}:stream"]).await.integer() == 0
@@ -51,7 +51,7 @@ async fn replay(operator: &Client, letter: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_that_is_no_purchase_is_a_dead_letter_until_it_is_discarded() {
+async fn an_invalid_entry_is_a_dead_letter_until_it_is_discarded() {
     if skip("postgres") || skip("redis") {
         return;
     }
@@ -68,14 +68,18 @@ async fn an_entry_that_is_no_purchase_is_a_dead_letter_until_it_is_discarded() {
     expect_empty(&redis).await;
     replay(&operator, &dead).await;
     let again = letter(&operator).await;
-    assert_eq!((&again["payload"], &again["reason"]), (&dead["payload"], &dead["reason"]), "as before");
+    assert_eq!(
+        (&again["payload"], &again["reason"]),
+        (&dead["payload"], &dead["reason"]),
+        "a replay fails in the same way"
+    );
     let path = format!("/admin/dlq/{}", again["id"].as_str().unwrap());
     assert_eq!(operator.delete(&path).await.unwrap().status, 204);
     assert_eq!(letters(&operator).await, Vec::<Value>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_purchase_that_the_store_refuses_holds_up_nobody_and_can_be_replayed() {
+async fn a_purchase_that_the_store_refuses_delays_no_others_and_can_be_replayed() {
     if skip("postgres") || skip("redis") {
         return;
     }
@@ -88,24 +92,29 @@ async fn a_purchase_that_the_store_refuses_holds_up_nobody_and_can_be_replayed()
         assert!(buy(&client, "W", &format!("b{n}")).await.is_ok());
     }
     let persisted = async || {
-        let books = operator.get("/admin/audit").await.expect("an answer").json();
-        books["sale"]["items"][0]["persisted"].as_u64()
+        let audit = operator.get("/admin/audit").await.expect("an answer").json();
+        audit["sale"]["items"][0]["persisted"].as_u64()
     };
-    wait::until("the others are written down", PATIENCE * 2, async || persisted().await == Some(9)).await;
+    wait::until("the other purchases are persisted", PATIENCE * 2, async || persisted().await == Some(9))
+        .await;
     let dead = letter(&operator).await;
     assert_eq!((&dead["topic"], &dead["attempts"]), (&json!("sale-purchases"), &json!(4)));
     assert!(dead["payload"].as_str().unwrap().contains("\"user\":\"refused\""), "{dead}");
     assert!(dead["reason"].as_str().unwrap().contains("nobody"), "{dead}");
     expect_empty(&redis).await;
-    let books = operator.get("/admin/audit").await.expect("an answer").json();
-    assert_eq!((&books["ok"], &books["sale"]["items"][0]["sold"]), (&json!(false), &json!(10)), "{books}");
+    let audit = operator.get("/admin/audit").await.expect("an answer").json();
+    assert_eq!((&audit["ok"], &audit["sale"]["items"][0]["sold"]), (&json!(false), &json!(10)), "{audit}");
     database.execute("ALTER TABLE purchases DROP CONSTRAINT nobody").await;
     replay(&operator, &dead).await;
-    wait::until("it is written down", PATIENCE * 2, async || persisted().await == Some(10)).await;
+    wait::until("the replayed purchase is persisted", PATIENCE * 2, async || persisted().await == Some(10))
+        .await;
     assert_eq!(letters(&operator).await, Vec::<Value>::new());
     let rows = database.query_strings("SELECT number::text FROM purchases WHERE user_id = 'refused'").await;
-    let written: u32 = rows[0][0].as_deref().unwrap().parse().unwrap();
-    assert!(number.ends_with(&format!("-{written:04}")), "{number} is {written}");
-    let books = operator.get("/admin/audit").await.expect("an answer").json();
-    assert_eq!(books["ok"], true, "{books}");
+    let persisted_number: u32 = rows[0][0].as_deref().unwrap().parse().unwrap();
+    assert!(
+        number.ends_with(&format!("-{persisted_number:04}")),
+        "{number} is persisted as {persisted_number}"
+    );
+    let audit = operator.get("/admin/audit").await.expect("an answer").json();
+    assert_eq!(audit["ok"], true, "{audit}");
 }

@@ -1,4 +1,4 @@
-//! What keeps crowds and robots off: throttles, limits of addresses, challenges. NF-5.
+//! Protection against crowds and bots: throttles, limits per address, challenges.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -12,13 +12,13 @@ fn expect_limited(response: &weir_testkit::http::Response) {
     let error = response.json()["error"].clone();
     assert_eq!(error["code"], "RATE_LIMITED");
     assert_eq!(error["message"], "Too many requests. Please try again shortly.");
-    let told: u64 = response.header("retry-after").unwrap().parse().unwrap();
-    assert!(told >= 1 && error["retryAfter"] == told, "{error}");
+    let retry_after: u64 = response.header("retry-after").unwrap().parse().unwrap();
+    assert!(retry_after >= 1 && error["retryAfter"] == retry_after, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
-    // So many that a slow machine makes them within a second.
+async fn a_user_with_too_many_attempts_is_throttled_and_others_are_not() {
+    // The number of attempts below is small enough for a slow machine to make them within a second.
     let running = Running::start_with(Store::Embedded, &[("WEIR_SALE_USER_PER_SECOND", "3")]).await;
     let client = running.client();
     active(&running.operator(), "W", 100).await;
@@ -33,11 +33,11 @@ async fn one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
     assert_eq!(bought, 1);
     let other = attempt(&client, "W", "patient").await;
     assert_eq!((other.status, other.header("x-ratelimit-limit")), (200, Some("3")));
-    assert_eq!(purchase(&client, "W", "hurry").await.status, 200, "looking is not buying");
+    assert_eq!(purchase(&client, "W", "hurry").await.status, 200, "reads are not throttled");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_that_asks_too_much_is_told_to_wait() {
+async fn an_address_with_too_many_requests_is_throttled() {
     let settings = [
         ("WEIR_EDGE_PER_IP_PER_SECOND", "1"),
         ("WEIR_EDGE_PER_IP_BURST", "2"),
@@ -52,25 +52,25 @@ async fn an_address_that_asks_too_much_is_told_to_wait() {
     let limited: Vec<_> = answers.iter().filter(|answer| answer.status == 429).collect();
     assert!(limited.len() >= 10, "{}", limited.len());
     limited.iter().for_each(|answer| expect_limited(answer));
-    assert_eq!(from("203.0.113.8").await.status, 404, "another address is not");
+    assert_eq!(from("203.0.113.8").await.status, 404, "another address is not throttled");
     assert_eq!(running.client().get("/livez").await.unwrap().status, 200, "other routes are not limited");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_has_so_many_streams_and_a_closed_one_is_free_again() {
+async fn streams_per_address_are_limited_and_a_closed_one_makes_room() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "2")]).await;
     active(&running.operator(), "W", 5).await;
     let connect = async || Listener::connect(running.weir.addr(), "", None).await;
     let (one, _two) = (connect().await, connect().await);
     assert_eq!((one.status(), connect().await.status()), ("200", "429"));
     drop(one);
-    weir_testkit::wait::until("the place is free again", PATIENCE, async || {
+    weir_testkit::wait::until("the closed stream has made room", PATIENCE, async || {
         connect().await.status() == "200"
     })
     .await;
 }
 
-/// A verifier that says what its token says: `{"success":…,"score":…}`; it knows the secret `s3cret`.
+/// A verifier that answers with the token itself, `{"success":…,"score":…}`, if the secret is `s3cret`.
 async fn verifier() -> std::net::SocketAddr {
     use http_body_util::{BodyExt, Full};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -104,7 +104,7 @@ async fn with_token(client: &Client, buyer: &str, token: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_challenge_lets_through_whom_the_verifier_takes_for_a_person() {
+async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
     let url = format!("http://{}/siteverify", verifier().await);
     let settings = [("WEIR_SALE_CHALLENGE", url.as_str()), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
     let running = Running::start_with(Store::Embedded, &settings).await;
@@ -112,7 +112,7 @@ async fn a_challenge_lets_through_whom_the_verifier_takes_for_a_person() {
     active(&running.operator(), "W", 10).await;
     let none = attempt(&client, "W", "no-token").await;
     assert_eq!((none.status, &none.json()["error"]["code"]), (200, &json!("CHALLENGE_REQUIRED")));
-    for (n, (said, is_through)) in [
+    for (n, (verdict, is_admitted)) in [
         (json!({"success": true, "score": 0.9}), true),
         (json!({"success": true, "score": 0.5}), true),
         (json!({"success": true, "score": 0.1}), false),
@@ -122,9 +122,9 @@ async fn a_challenge_lets_through_whom_the_verifier_takes_for_a_person() {
     .into_iter()
     .enumerate()
     {
-        let answer = with_token(&client, &format!("buyer-{n}"), &said).await;
-        let expected = if is_through { json!(null) } else { json!("CHALLENGE_REQUIRED") };
-        assert_eq!(answer["error"]["code"], expected, "{said}");
+        let answer = with_token(&client, &format!("buyer-{n}"), &verdict).await;
+        let expected = if is_admitted { json!(null) } else { json!("CHALLENGE_REQUIRED") };
+        assert_eq!(answer["error"]["code"], expected, "{verdict}");
     }
     assert_eq!(status(&client, "W").await["stock"], 7);
     let metrics = running.client().get("/metrics").await.unwrap();
@@ -135,7 +135,7 @@ async fn a_challenge_lets_through_whom_the_verifier_takes_for_a_person() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_verifier_that_does_not_answer_lets_nobody_through() {
+async fn a_verifier_that_does_not_answer_admits_nobody() {
     let settings = [("WEIR_SALE_CHALLENGE", "http://127.0.0.1:1/"), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     active(&running.operator(), "W", 10).await;

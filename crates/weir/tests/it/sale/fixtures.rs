@@ -1,4 +1,4 @@
-//! What tests of sale start from: sales, buyers, and somebody who listens.
+//! Products, purchases and a client of the event stream, for tests of sale.
 
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use weir_testkit::wait;
 
 use crate::fixtures::PATIENCE;
 
-/// Connections that a test of many has, and those that all other tests and servers have meanwhile.
+/// Connections of a test that opens many.
 const CONNECTIONS: u64 = 10_000;
+/// Connections of all other tests and servers meanwhile.
 const SPARE: u64 = 2_000;
 
-/// Lets this process, and the servers that it starts, have ten thousand connections; one test at a time, for there may not be
-/// files for more.
+/// Raises the limit of open files of this process and the servers that it starts, so that they can have ten thousand
+/// connections. Only one test at a time may have so many.
 pub(super) async fn many_connections() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
@@ -32,12 +33,12 @@ pub(super) async fn many_connections() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Room and time for ten thousand calls at once on a machine that is slow. It may take long to make so many connections, and
-/// those that nothing comes by would be closed meanwhile.
+/// Capacity and timeouts for ten thousand concurrent calls on a slow machine. Opening so many connections may take long,
+/// and idle ones would be closed meanwhile.
 pub(super) const CROWDED: [(&str, &str); 3] =
     [("WEIR_HTTP_TIMEOUT", "120s"), ("WEIR_HTTP_READ_TIMEOUT", "120s"), ("WEIR_LANE_CAPACITY", "20000")];
 
-/// A time so long from now, as the API writes it.
+/// The time `ms` milliseconds from now, as the API writes it.
 pub(super) fn in_ms(ms: i64) -> String {
     let at = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(ms);
     at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
@@ -53,21 +54,21 @@ pub(super) fn product(sku: &str, stock: u32, start: &str, end: &str) -> Value {
     })
 }
 
-/// Makes a product and expects it to work.
+/// Creates a product, and expects that to succeed.
 pub(super) async fn create(operator: &Client, product: &Value) -> Value {
     let response = operator.post("/api/v1/products", product).await.expect("an answer");
     assert_eq!(response.status, 201, "{:?}", response.body);
     response.json()["data"].clone()
 }
 
-/// Makes a product whose sale begins soon and lasts so long. A start that has passed when the server looks at it is refused: it
-/// is as far away as an answer of the API may be.
+/// Creates a product whose sale starts soon and lasts `lasts_ms`. The server refuses a start in the past, so the start is
+/// as far away as a response of the API may take.
 pub(super) async fn soon(operator: &Client, sku: &str, stock: u32, lasts_ms: i64) {
     const LEAD_MS: i64 = 2_000;
     create(operator, &product(sku, stock, &in_ms(LEAD_MS), &in_ms(LEAD_MS + lasts_ms))).await;
 }
 
-/// A sale that runs, for a long time.
+/// Creates a product and waits until its sale is active. It stays active for an hour.
 pub(crate) async fn active(operator: &Client, sku: &str, stock: u32) {
     soon(operator, sku, stock, 3_600_000).await;
     becomes(operator, sku, "ACTIVE").await;
@@ -79,20 +80,19 @@ pub(super) async fn status(client: &Client, sku: &str) -> Value {
     response.json()["data"].clone()
 }
 
-/// Waits until a sale is in a state.
 pub(super) async fn becomes(client: &Client, sku: &str, state: &str) {
     wait::until(&format!("{sku} is {state}"), PATIENCE, async || status(client, sku).await["state"] == state)
         .await;
 }
 
-/// Tries to buy, whatever comes of it.
+/// Tries to buy a unit, and returns the response.
 pub(super) async fn attempt(client: &Client, sku: &str, buyer: &str) -> Response {
     let headers = [("content-type", "application/json"), ("x-user-id", buyer)];
     let body = json!({"sku": sku, "qty": 1}).to_string();
     client.request(Method::POST, "/api/v1/purchases", &headers, body).await.expect("an answer")
 }
 
-/// What comes of an attempt to buy: the purchase number, or the code of the refusal.
+/// Tries to buy a unit, and returns the purchase number or the error code.
 pub(super) async fn buy(client: &Client, sku: &str, buyer: &str) -> Result<String, String> {
     let response = attempt(client, sku, buyer).await;
     assert_eq!(response.status, 200, "{:?}", response.body);
@@ -109,7 +109,7 @@ pub(super) async fn purchase(client: &Client, sku: &str, buyer: &str) -> Respons
     client.request(Method::GET, &path, &headers, "").await.expect("an answer")
 }
 
-/// An event as it was heard.
+/// An event of the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Event {
     pub(super) name: String,
@@ -117,16 +117,16 @@ pub(super) struct Event {
     pub(super) data: Value,
 }
 
-/// Somebody who listens.
+/// A client of the event stream.
 pub(super) struct Listener {
     lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
     _writer: tokio::net::tcp::OwnedWriteHalf,
-    /// The head of the answer.
+    /// The head of the response.
     pub(super) head: Vec<String>,
 }
 
 impl Listener {
-    /// Connects; HTTP/1.0, so that the answer is not cut into chunks.
+    /// Connects with HTTP/1.0, so that the response is not chunked.
     pub(super) async fn connect(address: std::net::SocketAddr, query: &str, last: Option<&str>) -> Self {
         let stream = TcpStream::connect(address).await.expect("a connection");
         let (reader, mut writer) = stream.into_split();
@@ -147,7 +147,7 @@ impl Listener {
         self.head[0].split(' ').nth(1).expect("a status")
     }
 
-    /// The next event; none at the end of the stream. Heartbeats are not events, and no reason to wait for longer.
+    /// The next event, or `None` at the end of the stream. Heartbeats are skipped, and do not extend the timeout.
     pub(super) async fn next(&mut self) -> Option<Event> {
         in_time(self.read()).await
     }
@@ -166,10 +166,10 @@ impl Listener {
         }
     }
 
-    /// Reads until an event of that name comes, and returns it.
+    /// Reads until an event with this name arrives, and returns it.
     pub(super) async fn until(&mut self, name: &str) -> Event {
         loop {
-            let event = self.next().await.expect("the stream must go on");
+            let event = self.next().await.expect("the stream must not end");
             if event.name == name {
                 return event;
             }
@@ -178,11 +178,11 @@ impl Listener {
 }
 
 async fn in_time<T>(read: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE * 2, read).await.expect("something must be heard")
+    tokio::time::timeout(PATIENCE * 2, read).await.expect("an event must arrive in time")
 }
 
-/// No limit of attempts for one user.
+/// Disables the limit of attempts per user.
 pub(super) const UNTHROTTLED: (&str, &str) = ("WEIR_SALE_USER_PER_SECOND", "0");
 
-/// The clock of servers in this process moves by this until sales begin that were made for a minute later.
+/// How far tests move the clock of servers in this process to start a sale that is one minute away.
 pub(super) const MINUTE: Duration = Duration::from_secs(60);

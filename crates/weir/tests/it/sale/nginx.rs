@@ -23,8 +23,8 @@ struct Nginx {
 }
 
 impl Nginx {
-    /// As the file has it, but for what belongs to this machine: ports, paths, and the terminal.
-    async fn before(weir: &Weir) -> Self {
+    /// Starts nginx in front of a server, with the shipped file except for ports, paths and logs.
+    async fn start(weir: &Weir) -> Self {
         let program = weir_testkit::nginx().expect("nginx");
         let directory = tempfile::tempdir().expect("a directory");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, weir_testkit::ports::unused()));
@@ -56,26 +56,26 @@ impl Nginx {
     }
 
     fn client(&self) -> Client {
-        // nginx refuses some of the calls in words of its own.
+        // nginx refuses some calls itself, with responses that the API's contract does not have.
         Client::new(format!("http://{}", self.address)).unchecked()
     }
 }
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // The master ends its workers when it is told to stop, and not when it is killed.
+        // The master process stops its workers on SIGTERM, but not when it is killed.
         let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
         let _ = self.child.wait();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sales_go_through_nginx_and_events_come_at_once() {
+async fn purchases_and_events_pass_through_nginx_without_delay() {
     if skip("nginx") {
         return;
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED, UNTHROTTLED]).await;
-    let nginx = Nginx::before(&running.weir).await;
+    let nginx = Nginx::start(&running.weir).await;
     active(&running.operator(), "W", 2).await;
     let mut listener = Listener::connect(nginx.address, "?sku=W", None).await;
     assert_eq!(listener.next().await.unwrap().data["stock"], 2);
@@ -98,35 +98,35 @@ async fn sales_go_through_nginx_and_events_come_at_once() {
         "/v1/requests",
         "/docs",
     ] {
-        assert_eq!(client.get(path).await.unwrap().status, 404, "{path} is for those inside");
+        assert_eq!(client.get(path).await.unwrap().status, 404, "{path} is not reachable from outside");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_status_is_kept_for_a_second_by_sale() {
+async fn the_status_of_each_sale_is_cached_for_a_second() {
     if skip("nginx") {
         return;
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
-    let nginx = Nginx::before(&running.weir).await;
+    let nginx = Nginx::start(&running.weir).await;
     active(&running.operator(), "W", 2).await;
     active(&running.operator(), "X", 7).await;
     let client = nginx.client();
-    wait::until("an answer is used again", PATIENCE, async || {
+    wait::until("a response comes from the cache", PATIENCE, async || {
         let answers = join_all((0..5).map(|_| client.get("/api/v1/sales?sku=W"))).await;
         answers.into_iter().any(|answer| answer.unwrap().header("x-cache-status") == Some("HIT"))
     })
     .await;
-    assert_eq!(status(&client, "X").await["stock"], 7, "another sale is another answer");
+    assert_eq!(status(&client, "X").await["stock"], 7, "another sale has a cache entry of its own");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_has_five_streams() {
+async fn an_address_may_have_five_streams() {
     if skip("nginx") {
         return;
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
-    let nginx = Nginx::before(&running.weir).await;
+    let nginx = Nginx::start(&running.weir).await;
     active(&running.operator(), "W", 2).await;
     let mut streams = Vec::new();
     for _ in 0..5 {
@@ -138,23 +138,23 @@ async fn an_address_has_five_streams() {
     assert_eq!(sixth.status(), "429");
     assert!(sixth.head.iter().any(|line| line.eq_ignore_ascii_case("retry-after: 1")), "{:?}", sixth.head);
     streams.pop();
-    wait::until("a closed one makes room", PATIENCE, async || {
+    wait::until("a closed stream has made room", PATIENCE, async || {
         Listener::connect(nginx.address, "", None).await.status() == "200"
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_from_one_address_is_refused_in_the_sales_own_words_and_passes() {
+async fn a_flood_from_one_address_is_refused_with_the_apis_error_for_a_while() {
     if skip("nginx") {
         return;
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
-    let nginx = Nginx::before(&running.weir).await;
+    let nginx = Nginx::start(&running.weir).await;
     active(&running.operator(), "W", 2).await;
     let client = nginx.client();
     let mut refused = None;
-    wait::until("more than 100 a second are too many", PATIENCE, async || {
+    wait::until("calls above 100 a second are refused", PATIENCE, async || {
         let answers = join_all((0..300).map(|_| client.get("/livez"))).await;
         refused = answers.into_iter().map(Result::unwrap).find(|answer| answer.status == 429);
         refused.is_some()
@@ -166,21 +166,21 @@ async fn a_flood_from_one_address_is_refused_in_the_sales_own_words_and_passes()
     let error = json!({
         "code": "RATE_LIMITED", "message": "Too many requests. Please try again shortly.", "retryAfter": 1,
     });
-    assert_eq!(refused.json(), json!({"success": false, "error": error}), "as Weir itself says it");
-    wait::until("whoever waits is let in again", PATIENCE, async || {
+    assert_eq!(refused.json(), json!({"success": false, "error": error}), "the same body as Weir's own");
+    wait::until("calls are admitted again", PATIENCE, async || {
         client.get("/livez").await.unwrap().status == 200
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_that_nginx_passes_on_has_to_be_allowed() {
+async fn the_host_that_nginx_passes_on_has_to_be_allowed() {
     if skip("nginx") {
         return;
     }
     let settings = [TRUSTED, ("WEIR_HTTP_ALLOWED_HOSTS", "shop.example.com")];
     let running = Running::start_with(Store::Embedded, &settings).await;
-    let nginx = Nginx::before(&running.weir).await;
+    let nginx = Nginx::start(&running.weir).await;
     for (host, status) in [("shop.example.com", 200), ("evil.example", 400)] {
         let headers = [("host", host)];
         let answer = nginx.client().request(http::Method::GET, "/livez", &headers, "").await.unwrap();

@@ -1,9 +1,9 @@
-//! The page. What is in it is tested in `web/`; here it is only served, whether it was built or not.
+//! Serving the sale page, whether it was built or not. Its content is tested in `web/`.
 
 use crate::fixtures::{Running, Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_is_served_under_a_strict_policy_and_is_no_way_out_of_its_folder() {
+async fn the_page_has_a_strict_policy_and_serves_only_its_own_folder() {
     let running = Running::start(Store::Embedded).await;
     let client = running.client();
     let bare = client.get("/sale?sku=W").await.unwrap();
@@ -24,7 +24,7 @@ async fn the_page_is_served_under_a_strict_policy_and_is_no_way_out_of_its_folde
         assert_eq!(asset.header("x-content-type-options"), Some("nosniff"));
     }
     let is_missing = html.contains("npm run build");
-    assert_ne!(is_missing, html.contains("assets/"), "either the page, or how to get it");
+    assert_ne!(is_missing, html.contains("assets/"), "either the page, or how to build it");
     for path in ["/sale/..%2fCargo.toml", "/sale/assets/nothing.js", "/sale/assets/..%2findex.html"] {
         assert_eq!(client.get(path).await.unwrap().status, 404, "{path}");
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::fixtures::{active, becomes, buy, create, in_ms, product, purchase, status};
 use crate::fixtures::{Running, Store, audit, on_each_engine};
 
-async fn a_product_is_made_read_changed_and_reset(store: Store) {
+async fn a_product_is_created_read_changed_and_reset(store: Store) {
     let running = Running::start(store).await;
     let (client, operator) = (running.client(), running.operator());
     let (start, end) = (in_ms(600_000), in_ms(700_000));
@@ -38,7 +38,7 @@ async fn a_product_is_made_read_changed_and_reset(store: Store) {
     assert_eq!(client.get("/api/v1/sales?sku=WIDGET-001").await.unwrap().status, 404);
 }
 
-async fn only_the_operator_may(store: Store) {
+async fn only_the_operator_may_manage_products(store: Store) {
     let running = Running::start(store).await;
     create(&running.operator(), &product("W", 1, &in_ms(60_000), &in_ms(70_000))).await;
     for client in [running.client(), running.client().with_header("x-admin-key", "wrong")] {
@@ -58,7 +58,7 @@ async fn only_the_operator_may(store: Store) {
     assert_eq!(status(&running.client(), "W").await["stock"], 1);
 }
 
-async fn what_is_wrong_with_a_product_is_named_all_at_once(store: Store) {
+async fn all_invalid_fields_of_a_product_are_named_at_once(store: Store) {
     let running = Running::start(store).await;
     let operator = running.operator();
     let fields = async |body: &Value| {
@@ -90,7 +90,11 @@ async fn what_is_wrong_with_a_product_is_named_all_at_once(store: Store) {
         assert_eq!(fields(&body).await, [field], "{body}");
     }
     create(&operator, &product("W", 5, &in_ms(120_000), &in_ms(240_000))).await;
-    assert_eq!(fields(&product("W", 5, &in_ms(120_000), &in_ms(240_000))).await, ["sku"], "it is there");
+    assert_eq!(
+        fields(&product("W", 5, &in_ms(120_000), &in_ms(240_000))).await,
+        ["sku"],
+        "the SKU exists already"
+    );
     for (field, value) in [("endTime", json!(in_ms(60_000))), ("initialStock", json!(0))] {
         let refused = operator.put("/api/v1/products/W", &json!({field: value})).await.unwrap();
         assert!(refused.json()["error"]["fields"][field].is_string(), "{:?}", refused.body);
@@ -98,7 +102,7 @@ async fn what_is_wrong_with_a_product_is_named_all_at_once(store: Store) {
     assert_eq!(status(&running.client(), "W").await["stock"], 5, "refused changes change nothing");
 }
 
-async fn a_sale_made_again_under_its_sku_is_another(store: Store) {
+async fn a_product_created_again_under_its_sku_is_a_new_sale(store: Store) {
     let running = Running::start_with(store, &[super::fixtures::UNTHROTTLED]).await;
     let (client, operator) = (running.client(), running.operator());
     active(&operator, "W", 1).await;
@@ -107,11 +111,11 @@ async fn a_sale_made_again_under_its_sku_is_another(store: Store) {
     assert_eq!(purchase(&client, "W", "a").await.status, 404);
     active(&operator, "W", 2).await;
     assert_eq!(status(&client, "W").await["stock"], 2);
-    assert!(buy(&client, "W", "a").await.is_ok(), "nobody has bought from this one");
+    assert!(buy(&client, "W", "a").await.is_ok(), "the new sale has no purchases");
     assert_eq!(audit(&operator).await["sale"]["sold"], 1);
 }
 
-async fn a_product_made_on_one_server_is_sold_by_the_other(store: Store) {
+async fn a_product_created_on_one_server_is_sold_by_the_other(store: Store) {
     if store == Store::Embedded {
         return;
     }
@@ -128,16 +132,16 @@ async fn a_product_made_on_one_server_is_sold_by_the_other(store: Store) {
     assert!(buy(&running.client(), "W", "b").await.is_ok());
     becomes(&other, "W", "ENDED").await;
     assert_eq!(running.operator().delete("/api/v1/products/W").await.unwrap().status, 200);
-    weir_testkit::wait::until("the other has heard that it is gone", crate::fixtures::PATIENCE, async || {
+    weir_testkit::wait::until("the other server has removed it", crate::fixtures::PATIENCE, async || {
         other.get("/api/v1/sales?sku=W").await.unwrap().status == 404
     })
     .await;
 }
 
 on_each_engine!(
-    a_product_is_made_read_changed_and_reset,
-    only_the_operator_may,
-    what_is_wrong_with_a_product_is_named_all_at_once,
-    a_sale_made_again_under_its_sku_is_another,
-    a_product_made_on_one_server_is_sold_by_the_other,
+    a_product_is_created_read_changed_and_reset,
+    only_the_operator_may_manage_products,
+    all_invalid_fields_of_a_product_are_named_at_once,
+    a_product_created_again_under_its_sku_is_a_new_sale,
+    a_product_created_on_one_server_is_sold_by_the_other,
 );

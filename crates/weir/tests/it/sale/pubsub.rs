@@ -1,4 +1,4 @@
-//! How servers on one Redis hear of each other: by its channel, and not by asking again and again.
+//! Servers on one Redis notify each other over its channel, without polling.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use weir_testkit::{skip, wait};
 use super::fixtures::{Listener, active, becomes, buy, soon};
 use crate::fixtures::{PATIENCE, operator, weir};
 
-/// Two servers on one Redis; the second one's way there is through a proxy.
-struct Pair {
+/// Two servers on one Redis; the far one reaches it through a proxy.
+struct ServerPair {
     redis: Server,
     proxy: Proxy,
     near: Weir,
@@ -21,7 +21,7 @@ struct Pair {
     _database: Database,
 }
 
-impl Pair {
+impl ServerPair {
     async fn start() -> Self {
         let database = postgres::Server::shared().database("sale").await;
         let redis = Server::private(&Options { appendonly: false, ..Options::default() });
@@ -36,7 +36,7 @@ impl Pair {
         Client::new(self.near.base_url())
     }
 
-    /// Somebody who listens to a sale at the far server, where all of so many units are left.
+    /// Creates a sale and subscribes to it on the far server.
     async fn listener(&self, stock: u32) -> Listener {
         active(&operator(&self.near), "W", stock).await;
         becomes(&Client::new(self.far.base_url()), "W", "ACTIVE").await;
@@ -45,8 +45,8 @@ impl Pair {
         listener
     }
 
-    /// Scripts that Redis has run so far.
-    async fn calls(&self) -> u64 {
+    /// The number of scripts that Redis has run so far.
+    async fn script_calls(&self) -> u64 {
         let stats = self.redis.command(&["INFO", "commandstats"]).await.text();
         let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
@@ -54,31 +54,31 @@ impl Pair {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_was_cut_off_tells_the_last_value_when_it_is_back() {
+async fn a_server_publishes_the_last_value_when_its_connection_is_back() {
     if skip("postgres") || skip("redis") {
         return;
     }
-    let pair = Pair::start().await;
+    let pair = ServerPair::start().await;
     let mut listener = pair.listener(5).await;
     assert!(buy(&pair.client(), "W", "a").await.is_ok());
     assert_eq!(listener.until("stock-update").await.data["stock"], 4);
     pair.proxy.refuse();
     pair.proxy.cut();
-    // Told on the channel while the far server hears nothing.
+    // Published while the far server is not connected.
     assert!(buy(&pair.client(), "W", "b").await.is_ok());
     assert!(buy(&pair.client(), "W", "c").await.is_ok());
     pair.proxy.pass();
     assert_eq!(listener.until("stock-update").await.data["stock"], 2);
     assert!(buy(&pair.client(), "W", "d").await.is_ok());
-    assert_eq!(listener.until("stock-update").await.data["stock"], 1, "and it hears again");
+    assert_eq!(listener.until("stock-update").await.data["stock"], 1, "the far server is subscribed again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sale_made_on_another_server_is_told_here_when_it_begins() {
+async fn a_sale_created_on_another_server_is_published_here_when_it_starts() {
     if skip("postgres") || skip("redis") {
         return;
     }
-    let pair = Pair::start().await;
+    let pair = ServerPair::start().await;
     let mut listener = pair.listener(5).await;
     let mut all = Listener::connect(pair.far.addr(), "", None).await;
     assert_eq!(all.next().await.unwrap().name, "initial");
@@ -87,26 +87,22 @@ async fn a_sale_made_on_another_server_is_told_here_when_it_begins() {
     assert!(buy(&pair.client(), "X", "b").await.is_ok());
     assert_eq!(all.until("stock-update").await.data, serde_json::json!({"sku": "X", "stock": 2}));
     assert!(buy(&pair.client(), "W", "a").await.is_ok());
-    assert_eq!(
-        listener.next().await.unwrap().data["stock"],
-        4,
-        "and whoever listens to W hears nothing of X"
-    );
+    assert_eq!(listener.next().await.unwrap().data["stock"], 4, "subscribers of W get no events of X");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_nothing_happens_redis_is_hardly_asked_although_somebody_listens() {
+async fn an_idle_sale_with_a_subscriber_hardly_loads_redis() {
     if skip("postgres") || skip("redis") {
         return;
     }
-    let pair = Pair::start().await;
+    let pair = ServerPair::start().await;
     let _listener = pair.listener(5).await;
-    // Four quiet seconds must come: what the beginning has caused takes its time, and a busy machine may lose the channel.
-    wait::until("Redis is hardly asked", PATIENCE * 4, async || {
-        let before = pair.calls().await;
+    // Waits for four quiet seconds: the start of the sale takes some time, and a busy machine may lose the channel.
+    wait::until("Redis runs few scripts", PATIENCE * 4, async || {
+        let before = pair.script_calls().await;
         tokio::time::sleep(Duration::from_secs(4)).await;
-        // Asking ten times a second would be forty and more.
-        pair.calls().await - before <= 24
+        // Polling ten times a second would be at least forty.
+        pair.script_calls().await - before <= 24
     })
     .await;
 }

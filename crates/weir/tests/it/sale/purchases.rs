@@ -1,4 +1,4 @@
-//! Who gets a unit: IM-1 to IM-5 and PR-1 to PR-6.
+//! Purchases: who gets a unit, and what the others are answered.
 
 use http::Method;
 use serde_json::json;
@@ -23,7 +23,7 @@ async fn each_purchase_takes_one_unit(store: Store) {
     }
 }
 
-async fn without_stock_everybody_hears_sold_out(store: Store) {
+async fn without_stock_every_buyer_gets_sold_out(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     active(&running.operator(), "W", 1).await;
@@ -37,7 +37,7 @@ async fn without_stock_everybody_hears_sold_out(store: Store) {
     assert_eq!(audit(&running.operator()).await["sale"]["sold"], 1);
 }
 
-async fn pr_1_a_valid_purchase_succeeds_and_can_be_read_at_once(store: Store) {
+async fn a_valid_purchase_succeeds_and_can_be_read_at_once(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     active(&running.operator(), "W", 5).await;
@@ -56,10 +56,10 @@ async fn pr_1_a_valid_purchase_succeeds_and_can_be_read_at_once(store: Store) {
     assert_eq!((found.status, &found.json()["data"]), (200, &data));
     let headers = [("x-user-id", "  a@example.com ")];
     let latest = client.request(Method::GET, "/api/v1/purchases", &headers, "").await.unwrap();
-    assert_eq!(latest.json()["data"], data, "blanks around a name do not matter");
+    assert_eq!(latest.json()["data"], data, "blanks around a user id do not matter");
 }
 
-async fn pr_2_a_second_purchase_is_already_purchased(store: Store) {
+async fn a_second_purchase_is_already_purchased(store: Store) {
     let running = Running::start_with(store, &[UNTHROTTLED]).await;
     let client = running.client();
     active(&running.operator(), "W", 2).await;
@@ -67,10 +67,14 @@ async fn pr_2_a_second_purchase_is_already_purchased(store: Store) {
     assert_eq!(buy(&client, "W", "a").await, Err("ALREADY_PURCHASED".to_owned()));
     assert_eq!(status(&client, "W").await["stock"], 1);
     assert!(buy(&client, "W", "b").await.is_ok());
-    assert_eq!(buy(&client, "W", "a").await, Err("ALREADY_PURCHASED".to_owned()), "also when all is sold");
+    assert_eq!(
+        buy(&client, "W", "a").await,
+        Err("ALREADY_PURCHASED".to_owned()),
+        "even when all units are sold"
+    );
 }
 
-async fn pr_3_a_sale_that_does_not_run_is_not_active(store: Store) {
+async fn a_purchase_before_the_start_is_not_active(store: Store) {
     let running = Running::start(store).await;
     create(&running.operator(), &product("W", 5, &in_ms(600_000), &in_ms(700_000))).await;
     let early = attempt(&running.client(), "W", "a").await;
@@ -125,9 +129,9 @@ async fn an_unknown_sku_is_404_and_bad_input_400_with_its_fields(store: Store) {
 on_each_engine!(
     stock_starts_as_configured,
     each_purchase_takes_one_unit,
-    without_stock_everybody_hears_sold_out,
-    pr_1_a_valid_purchase_succeeds_and_can_be_read_at_once,
-    pr_2_a_second_purchase_is_already_purchased,
-    pr_3_a_sale_that_does_not_run_is_not_active,
+    without_stock_every_buyer_gets_sold_out,
+    a_valid_purchase_succeeds_and_can_be_read_at_once,
+    a_second_purchase_is_already_purchased,
+    a_purchase_before_the_start_is_not_active,
     an_unknown_sku_is_404_and_bad_input_400_with_its_fields,
 );

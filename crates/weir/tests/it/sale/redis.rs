@@ -1,5 +1,5 @@
-//! Sale with Redis in front of Postgres: Redis decides, Postgres follows, and whatever becomes of either, nothing is sold twice
-//! and nothing that was answered is lost.
+//! Sale with Redis in front of Postgres: Redis decides, Postgres follows. Whichever of them fails, no unit is sold twice and
+//! no answered purchase is lost.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ fn skipped() -> bool {
     skip("postgres") || skip("redis")
 }
 
-/// Two servers on one database and one Redis that saves nothing, either behind a proxy.
+/// Two servers on one database and one Redis without persistence, each behind a proxy.
 struct Fleet {
     redis: Server,
     to_redis: Proxy,
@@ -39,19 +39,20 @@ impl Fleet {
         Self::start_with(|proxy, _direct| proxy, &[UNTHROTTLED]).await
     }
 
-    /// The same for ten thousand callers at once. They keep this process busy, where the proxies are, so there are none in between.
+    /// Starts servers for ten thousand concurrent callers, without proxies: the callers keep this process busy, in which
+    /// the proxies run.
     async fn start_crowded() -> Self {
         Self::start_with(|_proxy, direct| direct, &CROWDED).await
     }
 
-    /// The same, with engines reached by one address or the other, and more settings, as variables.
-    async fn start_with(way: fn(SocketAddr, SocketAddr) -> SocketAddr, settings: &[(&str, &str)]) -> Self {
+    /// Starts servers with these environment variables. `choose` picks the proxy's or the direct address of an engine.
+    async fn start_with(choose: fn(SocketAddr, SocketAddr) -> SocketAddr, settings: &[(&str, &str)]) -> Self {
         let database = postgres::Server::shared().database("sale").await;
         let redis = Server::private(&Options { appendonly: false, ..Options::default() });
         let to_redis = Proxy::start(redis.address()).await;
         let to_postgres = Proxy::start(postgres::Server::shared().addr()).await;
-        let store = database.url_via(way(to_postgres.addr(), postgres::Server::shared().addr()));
-        let cache = redis.url_via(way(to_redis.addr(), redis.address()));
+        let store = database.url_via(choose(to_postgres.addr(), postgres::Server::shared().addr()));
+        let cache = redis.url_via(choose(to_redis.addr(), redis.address()));
         let start = || {
             let builder = unhurried_weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache);
             settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn()
@@ -59,11 +60,11 @@ impl Fleet {
         let weirs = vec![start().await, start().await];
         let clients: Vec<Client> = weirs.iter().map(|weir| Client::new(weir.base_url())).collect();
         let fleet = Self { redis, to_redis, to_postgres, weirs, clients, _database: database };
-        fleet.is_healthy().await;
+        fleet.wait_until_healthy().await;
         fleet
     }
 
-    async fn is_healthy(&self) {
+    async fn wait_until_healthy(&self) {
         for client in &self.clients {
             wait::until("health is good", PATIENCE * 2, async || {
                 client.get("/health").await.is_ok_and(|answer| answer.status == 200)
@@ -76,12 +77,12 @@ impl Fleet {
         operator(&self.weirs[0])
     }
 
-    /// Waits until everything that was sold is written down, and the books balance.
-    async fn expect_books(&self, sku: &str, stock: u32, sold: u32) {
+    /// Waits until all sold units are persisted and the audit balances.
+    async fn expect_audit(&self, sku: &str, stock: u32, sold: u32) {
         let item = json!([{"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold}]);
-        wait::until("everything sold is written down", PATIENCE * 2, async || {
-            let books = audit(&self.operator()).await;
-            books["ok"] == true && books["sale"]["items"] == item
+        wait::until("all purchases are persisted", PATIENCE * 2, async || {
+            let audit = audit(&self.operator()).await;
+            audit["ok"] == true && audit["sale"]["items"] == item
         })
         .await;
     }
@@ -106,11 +107,11 @@ async fn ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_units() {
             assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
         }
     }
-    fleet.expect_books("W", 100, 100).await;
+    fleet.expect_audit("W", 100, 100).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_is_flushed_in_the_middle_of_a_sale_oversells_nothing() {
+async fn a_flush_of_redis_during_a_sale_oversells_nothing() {
     if skipped() {
         return;
     }
@@ -125,16 +126,20 @@ async fn a_redis_that_is_flushed_in_the_middle_of_a_sale_oversells_nothing() {
         async move { buy(client, "W", &buyer).await }
     });
     let answers: Vec<_> = stream::iter(attempts).buffer_unordered(20).collect().await;
-    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 20, "what was left, and no more");
+    assert_eq!(
+        answers.iter().filter(|answer| answer.is_ok()).count(),
+        20,
+        "exactly the remaining stock is sold"
+    );
     for (buyer, number) in &first {
         let client = &fleet.clients[1];
         assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number, "{buyer}");
     }
-    fleet.expect_books("W", 60, 60).await;
+    fleet.expect_audit("W", 60, 60).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_postgres_is_down_sales_go_on_and_are_written_down_when_it_is_back() {
+async fn sales_continue_without_postgres_and_are_persisted_when_it_is_back() {
     if skipped() {
         return;
     }
@@ -151,12 +156,12 @@ async fn while_postgres_is_down_sales_go_on_and_are_written_down_when_it_is_back
         assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
     }
     fleet.to_postgres.pass();
-    fleet.is_healthy().await;
-    fleet.expect_books("W", 100, 50).await;
+    fleet.wait_until_healthy().await;
+    fleet.expect_audit("W", 100, 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_redis_is_down_sales_are_unavailable_and_go_on_where_they_were() {
+async fn sales_are_unavailable_without_redis_and_continue_when_it_is_back() {
     if skipped() {
         return;
     }
@@ -166,7 +171,7 @@ async fn while_redis_is_down_sales_are_unavailable_and_go_on_where_they_were() {
     assert!(buy(client, "W", "a").await.is_ok());
     fleet.to_redis.refuse();
     fleet.to_redis.cut();
-    // What is known may be told for a tenth of a second more.
+    // The cached status may be returned for another tenth of a second.
     wait::until("status is unavailable, too", PATIENCE, async || {
         client.get("/api/v1/sales?sku=W").await.unwrap().status == 503
     })
@@ -178,18 +183,18 @@ async fn while_redis_is_down_sales_are_unavailable_and_go_on_where_they_were() {
         assert!(response.header("retry-after").is_some());
     }
     fleet.to_redis.pass();
-    fleet.is_healthy().await;
-    wait::until("sales are reached again", PATIENCE, async || {
+    fleet.wait_until_healthy().await;
+    wait::until("sales are available again", PATIENCE, async || {
         client.get("/api/v1/sales?sku=W").await.unwrap().status == 200
     })
     .await;
     assert!(buy(client, "W", "c").await.is_ok());
     assert_eq!(buy(client, "W", "a").await, Err("ALREADY_PURCHASED".to_owned()));
-    fleet.expect_books("W", 10, 2).await;
+    fleet.expect_audit("W", 10, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_server_has_sold_is_written_down_by_the_others() {
+async fn purchases_of_a_killed_server_are_persisted_by_the_others() {
     if skipped() {
         return;
     }
@@ -202,11 +207,11 @@ async fn what_a_killed_server_has_sold_is_written_down_by_the_others() {
         let found = purchase(&fleet.clients[0], "W", buyer).await;
         assert_eq!(found.json()["data"]["purchaseNo"], **number, "{buyer}");
     }
-    fleet.expect_books("W", 100, 30).await;
+    fleet.expect_audit("W", 100, 30).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_server_sells_is_told_by_the_other() {
+async fn sales_of_one_server_are_published_by_the_other() {
     if skipped() {
         return;
     }

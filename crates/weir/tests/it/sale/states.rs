@@ -1,4 +1,4 @@
-//! States and time: FL-1 to FL-5.
+//! The states of a sale over time.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use serde_json::json;
 use super::fixtures::{MINUTE, active, attempt, becomes, buy, create, in_ms, product, soon, status};
 use crate::fixtures::{InProcess, Running, Store, on_each_engine};
 
-/// A sale from 00:01 to 00:11 of the day at whose beginning the clock of servers in this process stands.
+/// Creates a sale from 00:01 to 00:11 of the day at whose start the clock of servers in this process is set.
 async fn sale(server: &InProcess, sku: &str, stock: u32) {
     let wanted = product(sku, stock, "2026-01-01T00:01:00.000Z", "2026-01-01T00:11:00.000Z");
     create(&server.operator(), &wanted).await;
 }
 
-async fn fl_1_before_the_start_a_sale_is_upcoming(store: Store) {
+async fn before_its_start_a_sale_is_upcoming(store: Store) {
     let server = InProcess::start(store).await;
     sale(&server, "W", 5).await;
     let before = status(&server.client, "W").await;
@@ -24,7 +24,7 @@ async fn fl_1_before_the_start_a_sale_is_upcoming(store: Store) {
     server.stop().await;
 }
 
-async fn fl_2_from_the_start_on_a_sale_with_stock_is_active(store: Store) {
+async fn from_its_start_a_sale_with_stock_is_active(store: Store) {
     let server = InProcess::start(store).await;
     sale(&server, "W", 5).await;
     server.clock.advance(MINUTE);
@@ -33,7 +33,7 @@ async fn fl_2_from_the_start_on_a_sale_with_stock_is_active(store: Store) {
     server.stop().await;
 }
 
-async fn fl_3_from_the_end_on_a_sale_is_ended(store: Store) {
+async fn from_its_end_a_sale_is_ended(store: Store) {
     let server = InProcess::start(store).await;
     sale(&server, "W", 5).await;
     server.clock.advance(MINUTE * 11 - Duration::from_millis(1));
@@ -41,12 +41,16 @@ async fn fl_3_from_the_end_on_a_sale_is_ended(store: Store) {
     assert!(buy(&server.client, "W", "a").await.is_ok());
     server.clock.advance(Duration::from_millis(1));
     let after = status(&server.client, "W").await;
-    assert_eq!((&after["state"], &after["stock"]), (&json!("ENDED"), &json!(4)), "what is left is shown");
+    assert_eq!(
+        (&after["state"], &after["stock"]),
+        (&json!("ENDED"), &json!(4)),
+        "the remaining stock is shown"
+    );
     assert_eq!(buy(&server.client, "W", "b").await, Err("SALE_NOT_ACTIVE".to_owned()));
     server.stop().await;
 }
 
-async fn fl_4_the_last_unit_ends_a_sale_at_once(store: Store) {
+async fn the_last_unit_ends_a_sale_at_once(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     active(&running.operator(), "W", 1).await;
@@ -55,7 +59,7 @@ async fn fl_4_the_last_unit_ends_a_sale_at_once(store: Store) {
     assert_eq!((&after["state"], &after["stock"]), (&json!("ENDED"), &json!(0)));
 }
 
-async fn fl_5_an_ended_sale_stays_ended(store: Store) {
+async fn an_ended_sale_stays_ended(store: Store) {
     let mut running = Running::start(store).await;
     let (client, operator) = (running.client(), running.operator());
     active(&operator, "W", 1).await;
@@ -67,8 +71,9 @@ async fn fl_5_an_ended_sale_stays_ended(store: Store) {
         let again = json!({"startTime": in_ms(60_000), "endTime": in_ms(120_000)});
         let change = operator.put(&path, &again).await.unwrap();
         assert_eq!((change.status, &change.json()["error"]["code"]), (200, &json!("SALE_NOT_MODIFIABLE")));
-        let made = operator.post("/api/v1/products", &product(sku, 9, &in_ms(60_000), &in_ms(120_000))).await;
-        assert_eq!(made.unwrap().status, 400, "it is there");
+        let created =
+            operator.post("/api/v1/products", &product(sku, 9, &in_ms(60_000), &in_ms(120_000))).await;
+        assert_eq!(created.unwrap().status, 400, "the SKU exists already");
     }
     running.weir.restart().await;
     for (sku, code) in [("W", "SOLD_OUT"), ("X", "SALE_NOT_ACTIVE")] {
@@ -77,7 +82,7 @@ async fn fl_5_an_ended_sale_stays_ended(store: Store) {
     }
 }
 
-async fn without_a_sku_the_sale_that_matters_most_is_shown(store: Store) {
+async fn without_a_sku_the_current_next_or_last_sale_is_shown(store: Store) {
     let server = InProcess::start(store).await;
     let current = async || {
         let response = server.client.get("/api/v1/sales").await.unwrap();
@@ -88,23 +93,23 @@ async fn without_a_sku_the_sale_that_matters_most_is_shown(store: Store) {
     for (sku, from, to) in [("LATER", 30, 40), ("SECOND", 5, 20), ("FIRST", 1, 10)] {
         create(&server.operator(), &product(sku, 5, &at(from), &at(to))).await;
     }
-    assert_eq!(current().await.1, "FIRST", "the next to come");
+    assert_eq!(current().await.1, "FIRST", "the next one, while none is active");
     server.clock.advance(MINUTE * 6);
-    assert_eq!(current().await.1, "FIRST", "of two that run the one that began first");
+    assert_eq!(current().await.1, "FIRST", "of two active ones the one that started first");
     server.clock.advance(MINUTE * 5);
-    assert_eq!(current().await.1, "SECOND", "the one that runs");
+    assert_eq!(current().await.1, "SECOND", "the only active one");
     server.clock.advance(MINUTE * 10);
-    assert_eq!(current().await.1, "LATER", "the next, while none runs");
+    assert_eq!(current().await.1, "LATER", "the next one, while none is active");
     server.clock.advance(MINUTE * 30);
-    assert_eq!(current().await.1, "LATER", "the last to end");
+    assert_eq!(current().await.1, "LATER", "the last one that ended");
     server.stop().await;
 }
 
 on_each_engine!(
-    fl_1_before_the_start_a_sale_is_upcoming,
-    fl_2_from_the_start_on_a_sale_with_stock_is_active,
-    fl_3_from_the_end_on_a_sale_is_ended,
-    fl_4_the_last_unit_ends_a_sale_at_once,
-    fl_5_an_ended_sale_stays_ended,
-    without_a_sku_the_sale_that_matters_most_is_shown,
+    before_its_start_a_sale_is_upcoming,
+    from_its_start_a_sale_with_stock_is_active,
+    from_its_end_a_sale_is_ended,
+    the_last_unit_ends_a_sale_at_once,
+    an_ended_sale_stays_ended,
+    without_a_sku_the_current_next_or_last_sale_is_shown,
 );

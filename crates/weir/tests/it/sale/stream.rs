@@ -1,4 +1,4 @@
-//! Sales as they happen: `/api/v1/sales/events`.
+//! The event stream of sales: `/api/v1/sales/events`.
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -7,7 +7,7 @@ use weir_testkit::skip;
 use super::fixtures::{Listener, active, buy, create, in_ms, product, soon};
 use crate::fixtures::{PATIENCE, Running, Store, on_each_engine};
 
-async fn a_stream_tells_the_present_every_purchase_and_the_end(store: Store) {
+async fn a_stream_has_the_present_state_every_purchase_and_the_end(store: Store) {
     let running = Running::start(store).await;
     active(&running.operator(), "W", 2).await;
     let mut listener = Listener::connect(running.weir.addr(), "?sku=W", None).await;
@@ -25,19 +25,19 @@ async fn a_stream_tells_the_present_every_purchase_and_the_end(store: Store) {
     assert_eq!(end.data, json!({"sku": "W", "state": "ENDED", "reason": "SOLD_OUT"}));
 }
 
-async fn states_are_told_when_they_turn(store: Store) {
+async fn state_changes_are_published_at_their_time(store: Store) {
     let running = Running::start(store).await;
     create(&running.operator(), &product("LATER", 2, &in_ms(3_600_000), &in_ms(7_200_000))).await;
     let mut listener = Listener::connect(running.weir.addr(), "", None).await;
     assert_eq!(listener.next().await.unwrap().name, "initial");
     soon(&running.operator(), "W", 2, 1_000).await;
-    let begun = listener.until("state-change").await;
-    assert_eq!(begun.data, json!({"sku": "W", "state": "ACTIVE"}));
+    let started = listener.until("state-change").await;
+    assert_eq!(started.data, json!({"sku": "W", "state": "ACTIVE"}));
     let over = listener.until("state-change").await;
     assert_eq!(over.data, json!({"sku": "W", "state": "ENDED", "reason": "TIME_EXPIRED"}));
 }
 
-async fn whoever_comes_back_hears_what_was_missed(store: Store) {
+async fn a_reconnecting_client_gets_the_missed_events(store: Store) {
     let running = Running::start(store).await;
     active(&running.operator(), "W", 5).await;
     active(&running.operator(), "X", 5).await;
@@ -56,28 +56,32 @@ async fn whoever_comes_back_hears_what_was_missed(store: Store) {
         assert_eq!(
             back.next().await.unwrap().data,
             json!({"sku": "W", "stock": stock}),
-            "in order, and of W"
+            "the missed events of W, in order"
         );
     }
     let mut new = Listener::connect(running.weir.addr(), "?sku=W", Some("17")).await;
     assert_eq!(new.next().await.unwrap().data["stock"], 3);
     assert!(buy(&running.client(), "W", "c").await.is_ok());
-    assert_eq!(new.next().await.unwrap().data, json!({"sku": "W", "stock": 2}), "nothing of the past");
+    assert_eq!(
+        new.next().await.unwrap().data,
+        json!({"sku": "W", "stock": 2}),
+        "no past events for an unknown event id"
+    );
 }
 
-async fn a_flood_reaches_every_listener_with_its_end(store: Store) {
+async fn every_subscriber_gets_the_end_of_a_flood(store: Store) {
     let running = Running::start(store).await;
     active(&running.operator(), "W", 1_000).await;
     let listeners = (0..100).map(|_| Listener::connect(running.weir.addr(), "", None));
     let listeners = join_all(listeners).await.into_iter().map(|mut listener| {
         tokio::spawn(async move {
-            let mut told = Vec::new();
+            let mut stocks = Vec::new();
             loop {
-                let event = listener.next().await.expect("nobody is dropped");
+                let event = listener.next().await.expect("no subscriber is dropped");
                 if event.name == "state-change" && event.data["state"] == "ENDED" {
-                    return told;
+                    return stocks;
                 }
-                told.extend(event.data["stock"].as_u64());
+                stocks.extend(event.data["stock"].as_u64());
             }
         })
     });
@@ -85,7 +89,7 @@ async fn a_flood_reaches_every_listener_with_its_end(store: Store) {
     let client = running.client();
     let buys = (0..1_000).map(|n| {
         let client = client.clone();
-        async move { buy(&client, "W", &format!("b{n}")).await.expect("there is enough") }
+        async move { buy(&client, "W", &format!("b{n}")).await.expect("enough units are in stock") }
     });
     futures_util::StreamExt::collect::<Vec<_>>(futures_util::StreamExt::buffer_unordered(
         futures_util::stream::iter(buys),
@@ -93,9 +97,9 @@ async fn a_flood_reaches_every_listener_with_its_end(store: Store) {
     ))
     .await;
     for listener in listeners {
-        let told = tokio::time::timeout(PATIENCE, listener).await.expect("in time").unwrap();
-        assert_eq!(told.last(), Some(&0), "the last stock is told");
-        assert!(told.is_sorted_by(|one, next| one >= next), "stock only falls: {told:?}");
+        let stocks = tokio::time::timeout(PATIENCE, listener).await.expect("in time").unwrap();
+        assert_eq!(stocks.last(), Some(&0), "the last stock is published");
+        assert!(stocks.is_sorted_by(|one, next| one >= next), "stock only falls: {stocks:?}");
     }
 }
 
@@ -106,11 +110,11 @@ async fn a_stop_ends_streams(store: Store) {
     assert!(listener.next().await.is_some());
     running.weir.terminate();
     assert_eq!(listener.next().await, None);
-    assert!(running.weir.wait(PATIENCE).await.success(), "and the server stops in order");
+    assert!(running.weir.wait(PATIENCE).await.success(), "the server stops cleanly");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_server_sells_is_told_here() {
+async fn purchases_on_another_server_are_published_here() {
     if skip("postgres") {
         return;
     }
@@ -134,9 +138,9 @@ async fn an_unknown_sale_has_no_stream() {
 }
 
 on_each_engine!(
-    a_stream_tells_the_present_every_purchase_and_the_end,
-    states_are_told_when_they_turn,
-    whoever_comes_back_hears_what_was_missed,
-    a_flood_reaches_every_listener_with_its_end,
+    a_stream_has_the_present_state_every_purchase_and_the_end,
+    state_changes_are_published_at_their_time,
+    a_reconnecting_client_gets_the_missed_events,
+    every_subscriber_gets_the_end_of_a_flood,
     a_stop_ends_streams,
 );

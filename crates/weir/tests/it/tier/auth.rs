@@ -1,4 +1,4 @@
-//! Who may ask about limits.
+//! Credentials of checks, holds and definitions.
 
 use http::Method;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::fixtures::{bearing, expect_error, put_policy, slow_bucket, user};
 use crate::fixtures::{Running, Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_take_the_operators_key_or_a_token_that_says_so() {
+async fn checks_need_the_operators_key_or_a_token_with_the_scope() {
     let server = Running::start(Store::Embedded).await;
     put_policy(&server.operator(), "p", slow_bucket(100)).await;
     let hold = json!({"policy": "p", "key": "k", "cost": 1});
@@ -34,7 +34,7 @@ async fn checks_take_the_operators_key_or_a_token_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn definitions_are_the_operators_alone_and_what_is_left_ones_own() {
+async fn definitions_need_the_operator_and_users_see_only_their_own_limits() {
     let server = Running::start(Store::Embedded).await;
     let routes = [
         (Method::GET, "/admin/subscriptions/u"),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fixtures::{check, check_one, expect_error, put_policy, remaining, slow_bucket};
 use crate::fixtures::{InProcess, Running, Store, on_each_engine};
 
-async fn a_decision_over_several_keys_is_all_or_nothing(store: Store) {
+async fn a_check_of_several_keys_is_all_or_nothing(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "few", slow_bucket(1)).await;
@@ -35,7 +35,7 @@ async fn a_decision_over_several_keys_is_all_or_nothing(store: Store) {
     assert_eq!(remaining(&operator, "many", "a").await, 0);
 }
 
-async fn nothing_is_spent_by_looking(store: Store) {
+async fn a_peek_spends_nothing(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(3)).await;
@@ -46,14 +46,14 @@ async fn nothing_is_spent_by_looking(store: Store) {
         assert_eq!(check_one(&operator, "p", "k", 0).await["remaining"], 3);
     }
     check_one(&operator, "p", "k", 3).await;
-    assert_eq!(check_one(&operator, "p", "k", 0).await["allowed"], true, "a cost of nothing always fits");
+    assert_eq!(check_one(&operator, "p", "k", 0).await["allowed"], true, "a cost of 0 is always allowed");
     let peek = json!({"checks": [{"policy": "p", "key": "k", "cost": 1}], "peek": true});
     assert_eq!(operator.post("/v1/check", &peek).await.unwrap().json()["allowed"], false);
     let above = check_one(&operator, "p", "k", 4).await;
     assert_eq!((&above["allowed"], &above["retryAfterMs"]), (&json!(false), &Value::Null));
 }
 
-async fn a_wrong_check_is_400_and_named(store: Store) {
+async fn an_invalid_check_is_400_and_names_the_field(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(3)).await;
@@ -81,7 +81,7 @@ async fn a_wrong_check_is_400_and_named(store: Store) {
     assert_eq!(remaining(&operator, "p", "k").await, 3, "nothing was spent");
 }
 
-async fn a_refund_gives_back_and_never_past_full(store: Store) {
+async fn a_refund_never_exceeds_the_capacity(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(5)).await;
@@ -107,10 +107,10 @@ async fn parallel_checks_of_one_key_allow_exactly_its_limit(store: Store) {
 }
 
 on_each_engine!(
-    a_decision_over_several_keys_is_all_or_nothing,
-    nothing_is_spent_by_looking,
-    a_wrong_check_is_400_and_named,
-    a_refund_gives_back_and_never_past_full,
+    a_check_of_several_keys_is_all_or_nothing,
+    a_peek_spends_nothing,
+    an_invalid_check_is_400_and_names_the_field,
+    a_refund_never_exceeds_the_capacity,
     parallel_checks_of_one_key_allow_exactly_its_limit,
 );
 
@@ -121,7 +121,7 @@ async fn each_kind_refills_to_the_millisecond(store: Store) {
     put_policy(&operator, "sliding", json!({"kind": "sliding_window", "limit": 5, "window": "PT1M"})).await;
     let bucket = json!({"kind": "token_bucket", "capacity": 5, "refill": 5, "period": "PT1M"});
     put_policy(&operator, "bucket", bucket).await;
-    // Windows that slide are cut at whole minutes, and the clock of the test stands at one.
+    // Sliding windows start at whole minutes, and the clock of the test is set to one.
     for (policy, retry, reset) in
         [("fixed", 60_000, 60_000), ("sliding", 72_000, 120_000), ("bucket", 12_000, 60_000)]
     {
@@ -153,7 +153,7 @@ mod refill {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_too_many_is_told_which_setting_allows_more() {
+async fn a_key_above_the_bound_is_refused_with_the_name_of_the_setting() {
     let server = Running::start_with(Store::Embedded, &[("WEIR_RATE_LIMIT_KEYS_MAX", "1")]).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(3)).await;

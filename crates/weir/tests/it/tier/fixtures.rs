@@ -1,4 +1,4 @@
-//! A server, its operator, and callers of limits.
+//! Callers, policies and checks, for tests of tier.
 
 use serde_json::{Value, json};
 use weir_server::auth::jwt::{self, Claims};
@@ -8,12 +8,12 @@ use weir_testkit::process::Weir;
 /// Far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;
 
-/// A caller with a token for `user`.
+/// A client with a token for `user`.
 pub(super) fn user(weir: &Weir, user: &str) -> Client {
     bearing(weir, user, None)
 }
 
-/// A caller with a token for `user` and a scope.
+/// A client with a token for `user` and this scope.
 pub(super) fn bearing(weir: &Weir, user: &str, scope: Option<&str>) -> Client {
     let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
     let claims = Claims { sub: user.to_owned(), exp: FAR, tenant_id: None, scope: scope.map(str::to_owned) };
@@ -21,13 +21,13 @@ pub(super) fn bearing(weir: &Weir, user: &str, scope: Option<&str>) -> Client {
     Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
 }
 
-/// Makes a policy, and expects that to work.
+/// Puts a policy, and expects that to succeed.
 pub(super) async fn put_policy(operator: &Client, name: &str, policy: Value) {
     let response = operator.put(&format!("/admin/policies/{name}"), &policy).await.unwrap();
     assert_eq!(response.status, 200, "{:?}", response.body);
 }
 
-/// A bucket that refills so slowly that no test sees it.
+/// A token bucket that refills too slowly to matter in a test.
 pub(super) fn slow_bucket(capacity: u32) -> Value {
     json!({"kind": "token_bucket", "capacity": capacity, "refill": 1, "period": "P300D"})
 }
@@ -44,7 +44,7 @@ pub(super) async fn check_one(caller: &Client, policy: &str, key: &str, cost: u3
     answer["checks"][0].clone()
 }
 
-/// What is left, without spending.
+/// The remaining amount of a key. Spends nothing.
 pub(super) async fn remaining(caller: &Client, policy: &str, key: &str) -> u64 {
     check_one(caller, policy, key, 0).await["remaining"].as_u64().unwrap()
 }

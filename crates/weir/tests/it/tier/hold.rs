@@ -1,4 +1,4 @@
-//! Holds: settled once, expired in full, there after a restart.
+//! Holds: settled once, spent in full when they expire, durable across restarts.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use weir_testkit::wait;
 use super::fixtures::{check_one, expect_error, put_policy, remaining, slow_bucket};
 use crate::fixtures::{InProcess, PATIENCE, Running, Store, audit, on_each_engine};
 
-/// A machine that is busy is not what tests with many callers at once are about.
+/// A timeout that a busy machine does not exceed, for tests with many concurrent callers.
 const PATIENT: [(&str, &str); 1] = [("WEIR_HTTP_TIMEOUT", "60s")];
 
 async fn hold(caller: &Client, cost: u32) -> Value {
@@ -24,7 +24,7 @@ async fn settle(caller: &Client, hold: &Value, cost: u32) -> Response {
     caller.post("/v1/settle", &json!({"holdId": hold["holdId"], "cost": cost})).await.unwrap()
 }
 
-async fn a_hold_is_corrected_once(store: Store) {
+async fn a_hold_is_settled_once(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(100)).await;
@@ -41,17 +41,21 @@ async fn a_hold_is_corrected_once(store: Store) {
     assert_eq!((&settled["refunded"], &settled["charged"]), (&json!(35), &json!(0)));
     assert_eq!(remaining(&operator, "p", "k").await, 75);
     for cost in [25, 99] {
-        assert_eq!(settle(&operator, &held, cost).await.json(), settled, "again is the same answer");
+        assert_eq!(
+            settle(&operator, &held, cost).await.json(),
+            settled,
+            "a repeated settlement gets the same response"
+        );
     }
     assert_eq!(remaining(&operator, "p", "k").await, 75);
-    let dear = hold(&operator, 10).await;
-    assert_eq!(settle(&operator, &dear, 200).await.json()["charged"], 190);
+    let costly = hold(&operator, 10).await;
+    assert_eq!(settle(&operator, &costly, 200).await.json()["charged"], 190);
     assert_eq!(check_one(&operator, "p", "k", 1).await["allowed"], false, "the rest is a debt");
     operator.delete("/admin/policies/p/keys/k").await.unwrap();
     assert_eq!(remaining(&operator, "p", "k").await, 100);
 }
 
-async fn a_wrong_hold_is_told_what_is_wrong(store: Store) {
+async fn an_invalid_hold_is_400_and_names_the_field(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(100)).await;
@@ -88,12 +92,12 @@ async fn a_hold_survives_kill_9(store: Store) {
     server.weir.kill_9();
     server.weir.restart().await;
     let operator = server.operator();
-    assert_eq!(settle(&operator, &done, 7).await.json(), answer, "settled before, settled still");
+    assert_eq!(settle(&operator, &done, 7).await.json(), answer, "a settlement survives the crash");
     assert_eq!(settle(&operator, &open, 20).await.json()["refunded"], 40);
 }
 
-/// Whoever settles first decides; all others hear the same, and what was spent is corrected once.
-async fn parallel_settlements_are_one(store: Store) {
+/// The first settlement decides. All others get the same response, and the spent amount is corrected once.
+async fn concurrent_settlements_count_once(store: Store) {
     let server = Running::start_with(store, &PATIENT).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(1_000)).await;
@@ -105,8 +109,8 @@ async fn parallel_settlements_are_one(store: Store) {
     assert_eq!(remaining(&operator, "p", "k").await, 1_000 - cost);
 }
 
-/// What a hold was taken for and what it cost in truth add up, whatever else is given back meanwhile.
-async fn holds_and_refunds_at_once_never_pass_full(store: Store) {
+/// Settlements and concurrent refunds of the same key never add up to more than the capacity.
+async fn concurrent_settlements_and_refunds_never_exceed_the_capacity(store: Store) {
     let server = Running::start_with(store, &PATIENT).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(100)).await;
@@ -124,15 +128,15 @@ async fn holds_and_refunds_at_once_never_pass_full(store: Store) {
     assert_eq!(check_one(&operator, "p", "k", 101).await["allowed"], false);
 }
 
-async fn the_books_have_every_hold(store: Store) {
+async fn the_audit_counts_every_hold(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(100)).await;
     let (open, done) = (hold(&operator, 60).await, hold(&operator, 10).await);
     settle(&operator, &done, 5).await;
-    let books = audit(&operator).await;
-    assert_eq!(books["ok"], true);
-    let tier = &books["tier"];
+    let audit_report = audit(&operator).await;
+    assert_eq!(audit_report["ok"], true);
+    let tier = &audit_report["tier"];
     let counts = ["holds", "open", "held", "settled", "expired", "keys"].map(|name| tier[name].as_u64());
     assert_eq!(counts, [2, 1, 60, 1, 0, 1].map(Some));
     settle(&operator, &open, 60).await;
@@ -140,9 +144,8 @@ async fn the_books_have_every_hold(store: Store) {
     assert_eq!(audit(&operator).await["tier"]["settled"], 2);
 }
 
-/// Whoever was told of a hold can settle it after a crash, so its estimate must be there then, or it would give back what
-/// others have spent.
-async fn a_hold_that_was_told_of_is_spent_also_after_kill_9(store: Store) {
+/// A caller can settle its hold after a crash. If the estimate were lost, that would refund what others have spent.
+async fn the_estimate_of_an_answered_hold_survives_kill_9(store: Store) {
     let mut server = Running::start_with(store, &PATIENT).await;
     put_policy(&server.operator(), "p", slow_bucket(1_000)).await;
     let mut spent = 0;
@@ -157,20 +160,21 @@ async fn a_hold_that_was_told_of_is_spent_also_after_kill_9(store: Store) {
         assert_eq!(remaining(&operator, "p", "k").await, 1_000 - spent - 40);
         assert_eq!(settle(&operator, &held, 0).await.json()["refunded"], 40);
         assert_eq!(remaining(&operator, "p", "k").await, 1_000 - spent);
-        // What was given back need not survive the next crash, but this test counts on it.
+        // A refund need not survive the next crash, but this test needs it to. An answered hold is durable with all before
+        // it.
         assert_eq!(hold(&operator, 1).await["allowed"], true);
         spent += 1;
     }
 }
 
 on_each_engine!(
-    a_hold_is_corrected_once,
-    a_wrong_hold_is_told_what_is_wrong,
+    a_hold_is_settled_once,
+    an_invalid_hold_is_400_and_names_the_field,
     a_hold_survives_kill_9,
-    a_hold_that_was_told_of_is_spent_also_after_kill_9,
-    parallel_settlements_are_one,
-    holds_and_refunds_at_once_never_pass_full,
-    the_books_have_every_hold,
+    the_estimate_of_an_answered_hold_survives_kill_9,
+    concurrent_settlements_count_once,
+    concurrent_settlements_and_refunds_never_exceed_the_capacity,
+    the_audit_counts_every_hold,
 );
 
 async fn a_hold_that_expires_is_spent_in_full(store: Store) {
@@ -184,7 +188,7 @@ async fn a_hold_that_expires_is_spent_in_full(store: Store) {
     for _ in 0..2 {
         expect_error(&settle(&operator, &late, 1).await, 410, "HOLD_EXPIRED", "expired");
     }
-    assert_eq!(settle(&operator, &in_time, 5).await.json()["refunded"], 10, "what was settled stays settled");
+    assert_eq!(settle(&operator, &in_time, 5).await.json()["refunded"], 10, "a settled hold does not expire");
     assert_eq!(remaining(&operator, "p", "k").await, 40);
     server.stop().await;
 }

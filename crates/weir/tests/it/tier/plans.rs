@@ -1,4 +1,4 @@
-//! Subscriptions, tiers, and what is left.
+//! Subscriptions, tiers and the remaining limits of a user.
 
 use serde_json::{Value, json};
 use weir_testkit::http::Client;
@@ -49,7 +49,7 @@ async fn a_subscription_is_put_read_changed_and_ended(store: Store) {
     assert_eq!(operator.get(path).await.unwrap().status, 404, "nothing of that was saved");
 }
 
-async fn every_plan_has_the_numbers_of_its_tier(store: Store) {
+async fn every_plan_has_the_limits_of_its_tier(store: Store) {
     let server = Running::start(store).await;
     let (operator, me) = (server.operator(), user(&server.weir, "u"));
     for (plan, tier, rpm, burst, daily) in [
@@ -97,7 +97,7 @@ async fn tiers_change_while_running(store: Store) {
     }
 }
 
-async fn what_operators_set_is_there_after_a_restart(store: Store) {
+async fn definitions_survive_a_restart(store: Store) {
     let mut server = Running::start(store).await;
     let operator = server.operator();
     operator.put("/admin/tiers/pro", &json!({"burstCapacity": 41})).await.unwrap();
@@ -110,19 +110,19 @@ async fn what_operators_set_is_there_after_a_restart(store: Store) {
 
 on_each_engine!(
     a_subscription_is_put_read_changed_and_ended,
-    every_plan_has_the_numbers_of_its_tier,
+    every_plan_has_the_limits_of_its_tier,
     tiers_change_while_running,
-    what_operators_set_is_there_after_a_restart,
+    definitions_survive_a_restart,
 );
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_server_is_told_soon_holds_on_the_others() {
+async fn definitions_of_one_server_soon_apply_on_the_others() {
     if weir_testkit::skip("postgres") {
         return;
     }
     let server = Running::start(Store::Postgres).await;
     let other = server.second().await;
-    // Both know the user, who has no plan yet.
+    // Both servers have cached that the user has no plan yet.
     for weir in [&server.weir, &other] {
         assert_eq!(my_limits(&user(weir, "u")).await["plan"], "FREE");
     }
@@ -130,7 +130,7 @@ async fn what_one_server_is_told_soon_holds_on_the_others() {
     server.operator().put("/admin/tiers/pro", &json!({"dailyLimit": 501})).await.unwrap();
     server.operator().put("/admin/policies/p", &super::fixtures::slow_bucket(3)).await.unwrap();
     let (me, operator) = (user(&other, "u"), operator(&other));
-    wait::until("the other server has heard of it", PATIENCE, async || {
+    wait::until("the other server has the change", PATIENCE, async || {
         let limits = my_limits(&me).await;
         let policy = operator.get("/admin/policies/p").await.unwrap().status;
         limits["plan"] == "PRO_MONTHLY" && limits["daily"]["limit"] == 501 && policy == 200
@@ -138,7 +138,7 @@ async fn what_one_server_is_told_soon_holds_on_the_others() {
     .await;
     server.operator().delete("/admin/subscriptions/u").await.unwrap();
     server.operator().delete("/admin/policies/p").await.unwrap();
-    wait::until("the other server has heard of the end", PATIENCE, async || {
+    wait::until("the other server has the end of the subscription", PATIENCE, async || {
         my_limits(&me).await["plan"] == "FREE"
             && operator.get("/admin/policies/p").await.unwrap().status == 404
     })
@@ -146,7 +146,7 @@ async fn what_one_server_is_told_soon_holds_on_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_that_are_switched_off_leave_more_than_anybody_needs() {
+async fn disabled_limits_show_the_largest_remaining_amount() {
     let settings = [("WEIR_RATE_LIMIT_ENABLED", "false"), ("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "51")];
     let server = Running::start_with(Store::Embedded, &settings).await;
     let limits = my_limits(&user(&server.weir, "u")).await;

@@ -1,11 +1,11 @@
-//! Policies: their forms, their names, their keys.
+//! Policies: their kinds, fields, keys and the settings file.
 
 use serde_json::{Value, json};
 
 use super::fixtures::{check_one, expect_error, put_policy, remaining, slow_bucket};
 use crate::fixtures::{Running, Store, on_each_engine};
 
-fn forms() -> [Value; 3] {
+fn one_of_each_kind() -> [Value; 3] {
     [
         json!({"kind": "fixed_window", "limit": 5, "window": "PT1M"}),
         json!({"kind": "token_bucket", "capacity": 5, "refill": 5, "period": "PT1M"}),
@@ -16,7 +16,7 @@ fn forms() -> [Value; 3] {
 async fn a_policy_reads_back_as_it_was_put(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
-    for (n, form) in forms().into_iter().enumerate() {
+    for (n, form) in one_of_each_kind().into_iter().enumerate() {
         let path = format!("/admin/policies/p{n}");
         let mut expected = form.clone();
         expected["name"] = json!(format!("p{n}"));
@@ -51,14 +51,14 @@ async fn a_policy_reads_back_as_it_was_put(store: Store) {
     }
 }
 
-async fn a_wrong_field_is_400_and_named(store: Store) {
+async fn an_invalid_field_is_400_and_named(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     let with = |mut form: Value, field: &str, value: Value| {
         form[field] = value;
         form
     };
-    let [fixed, bucket, _] = forms();
+    let [fixed, bucket, _] = one_of_each_kind();
     let mut cases = vec![
         (json!({}), "kind"),
         (json!({"kind": "leaky", "limit": 5, "window": "PT1M"}), "kind"),
@@ -94,7 +94,7 @@ async fn a_wrong_field_is_400_and_named(store: Store) {
     expect_error(&response, 400, "INVALID_REQUEST", "name");
 }
 
-async fn what_was_spent_survives_a_change_of_the_policy_and_not_its_end(store: Store) {
+async fn spent_amounts_survive_a_change_of_the_policy_but_not_its_deletion(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(5)).await;
@@ -105,8 +105,9 @@ async fn what_was_spent_survives_a_change_of_the_policy_and_not_its_end(store: S
     assert_eq!(remaining(&operator, "p", "k").await, 10);
     check_one(&operator, "p", "k", 3).await;
     assert_eq!(operator.delete("/admin/policies/p").await.unwrap().status, 204);
-    let gone = operator.post("/v1/check", &json!({"checks": [{"policy": "p", "key": "k"}]})).await.unwrap();
-    expect_error(&gone, 404, "NOT_FOUND", "p");
+    let deleted =
+        operator.post("/v1/check", &json!({"checks": [{"policy": "p", "key": "k"}]})).await.unwrap();
+    expect_error(&deleted, 404, "NOT_FOUND", "p");
     expect_error(&operator.delete("/admin/policies/p/keys/k").await.unwrap(), 404, "NOT_FOUND", "p");
     put_policy(&operator, "p", slow_bucket(5)).await;
     assert_eq!(remaining(&operator, "p", "k").await, 5, "one of the same name is another policy");
@@ -114,12 +115,12 @@ async fn what_was_spent_survives_a_change_of_the_policy_and_not_its_end(store: S
 
 on_each_engine!(
     a_policy_reads_back_as_it_was_put,
-    a_wrong_field_is_400_and_named,
-    what_was_spent_survives_a_change_of_the_policy_and_not_its_end,
+    an_invalid_field_is_400_and_named,
+    spent_amounts_survive_a_change_of_the_policy_but_not_its_deletion,
 );
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_brings_policies_along() {
+async fn policies_of_a_settings_file_are_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("weir.toml");
     let text = "[policies.login]\nkind = \"sliding_window\"\nlimit = 5\nwindow = \"PT1M\"\non_outage = \"closed\"\n\

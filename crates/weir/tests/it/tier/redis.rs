@@ -1,4 +1,4 @@
-//! Limits that servers share through Redis, and what becomes of them without it.
+//! Limits that servers share through Redis, and limits while Redis is down.
 
 use std::time::Instant;
 
@@ -14,26 +14,26 @@ use super::fixtures::{check_one, put_policy, remaining, slow_bucket, user};
 use crate::fixtures::{PATIENCE, operator, weir};
 
 /// Two servers on one database and one Redis.
-struct Pair {
+struct ServerPair {
     _database: Database,
     weirs: [Weir; 2],
 }
 
-impl Pair {
+impl ServerPair {
     async fn start(redis: &Server) -> Self {
         let database = postgres::Server::shared().database("tier").await;
         let engines = || weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url());
-        // A machine that is busy is not what these tests are about.
+        // Timeouts that a busy machine does not exceed.
         let start = || engines().env("WEIR_HTTP_TIMEOUT", "60s").env("WEIR_REDIS_TIMEOUT", "30s").spawn();
         let (a, b) = tokio::join!(start(), start());
         let pair = Self { _database: database, weirs: [a, b] };
-        pair.until_redis_is("up").await;
+        pair.wait_until_redis_is("up").await;
         pair
     }
 
-    async fn until_redis_is(&self, state: &str) {
+    async fn wait_until_redis_is(&self, state: &str) {
         for weir in &self.weirs {
-            wait::until("health tells of Redis", PATIENCE, async || {
+            wait::until("health reports the state of Redis", PATIENCE, async || {
                 let health = operator(weir).get("/health").await.unwrap().json();
                 health["data"]["checks"]["redis"]["status"] == state
             })
@@ -41,8 +41,8 @@ impl Pair {
         }
     }
 
-    /// How many decisions the servers made without Redis.
-    async fn decided_alone(&self) -> u64 {
+    /// The number of decisions that the servers made without Redis.
+    async fn decided_without_redis(&self) -> u64 {
         let mut total = 0;
         for weir in &self.weirs {
             let metrics = operator(weir).get("/metrics").await.unwrap().body;
@@ -53,15 +53,15 @@ impl Pair {
         total
     }
 
-    /// The limit is let through, and Redis has decided it.
-    async fn expect_exactly(&self, limit: usize, let_through: usize) {
-        assert_eq!((let_through, self.decided_alone().await), (limit, 0));
+    /// Expects that exactly the limit was allowed, and that Redis made all decisions.
+    async fn expect_exactly(&self, limit: usize, allowed: usize) {
+        assert_eq!((allowed, self.decided_without_redis().await), (limit, 0));
     }
 
-    /// Makes a policy, and waits until both servers know it.
+    /// Puts a policy, and waits until both servers have it.
     async fn put_policy(&self, name: &str, policy: serde_json::Value) {
         put_policy(&operator(&self.weirs[0]), name, policy).await;
-        wait::until("the other server has heard of it", PATIENCE, async || {
+        wait::until("the other server has the policy", PATIENCE, async || {
             operator(&self.weirs[1]).get(&format!("/admin/policies/{name}")).await.unwrap().status == 200
         })
         .await;
@@ -72,7 +72,7 @@ fn skipped() -> bool {
     skip("postgres") || skip("redis")
 }
 
-fn forgetful() -> Server {
+fn redis_without_persistence() -> Server {
     Server::private(&Options { appendonly: false, ..Options::default() })
 }
 
@@ -81,8 +81,8 @@ async fn a_hold_of_one_server_is_settled_on_another_once() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
-    let pair = Pair::start(&redis).await;
+    let redis = redis_without_persistence();
+    let pair = ServerPair::start(&redis).await;
     pair.put_policy("p", json!({"kind": "fixed_window", "limit": 1_000, "window": "P300D"})).await;
     let [a, b] = [0, 1].map(|at| operator(&pair.weirs[at]));
     let body = json!({"policy": "p", "key": "k", "cost": 600, "ttl": "PT1H"});
@@ -94,20 +94,20 @@ async fn a_hold_of_one_server_is_settled_on_another_once() {
     let answers = join_all((0..8).map(|n| settle(if n % 2 == 0 { &a } else { &b }, 100 + n))).await;
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     let cost = answers[0]["cost"].as_u64().unwrap();
-    let left = [remaining(&a, "p", "k").await, remaining(&b, "p", "k").await];
-    // Where the machine was too busy for Redis to answer in time, each server has counted for itself.
-    if pair.decided_alone().await == 0 {
-        assert_eq!(left, [1_000 - cost; 2]);
+    let remaining = [remaining(&a, "p", "k").await, remaining(&b, "p", "k").await];
+    // If a busy machine made Redis too slow, each server has counted by itself.
+    if pair.decided_without_redis().await == 0 {
+        assert_eq!(remaining, [1_000 - cost; 2]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_let_exactly_the_limit_through() {
+async fn two_servers_allow_exactly_the_limit() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
-    let pair = Pair::start(&redis).await;
+    let redis = redis_without_persistence();
+    let pair = ServerPair::start(&redis).await;
     pair.put_policy("p", slow_bucket(17)).await;
     let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
     let checks = (0..200).map(|n| check_one(&callers[n % 2], "p", "k", 1));
@@ -118,32 +118,32 @@ async fn two_servers_let_exactly_the_limit_through() {
     let calls = (0..200).map(|n| users[n % 2].get("/api/v1/ai/x"));
     let passed =
         join_all(calls).await.into_iter().filter(|call| call.as_ref().unwrap().status == 200).count();
-    // One comes back every 12 seconds, should the calls take that long.
+    // One token is refilled every 12 seconds, in case the calls take that long.
     let refilled = usize::try_from(started.elapsed().as_secs() / 12).unwrap();
     pair.expect_exactly(8, passed.saturating_sub(refilled).max(passed.min(8))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_redis_servers_go_on_and_say_so() {
+async fn servers_continue_without_redis_as_their_policies_say() {
     if skipped() {
         return;
     }
-    let mut redis = forgetful();
-    let pair = Pair::start(&redis).await;
+    let mut redis = redis_without_persistence();
+    let pair = ServerPair::start(&redis).await;
     for (name, choice) in [("mine", "local"), ("all", "open"), ("none", "closed")] {
         let mut policy = slow_bucket(5);
         policy["onOutage"] = json!(choice);
         pair.put_policy(name, policy).await;
     }
     let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
-    let mut told = Vec::new();
+    let mut last_remaining = Vec::new();
     for caller in &callers {
-        told.push(check_one(caller, "mine", "k", 1).await["remaining"].as_u64().unwrap());
+        last_remaining.push(check_one(caller, "mine", "k", 1).await["remaining"].as_u64().unwrap());
     }
     redis.crash();
-    pair.until_redis_is("down").await;
-    // Each goes on from what it was told last.
-    for (caller, left) in callers.iter().zip(told) {
+    pair.wait_until_redis_is("down").await;
+    // Each server continues from the last remaining amount that it got from Redis.
+    for (caller, left) in callers.iter().zip(last_remaining) {
         assert_eq!(remaining(caller, "mine", "k").await, left);
         assert_eq!(check_one(caller, "mine", "k", u32::try_from(left).unwrap()).await["allowed"], true);
         assert_eq!(check_one(caller, "mine", "k", 1).await["allowed"], false);
@@ -154,15 +154,15 @@ async fn without_redis_servers_go_on_and_say_so() {
         let metrics = caller.get("/metrics").await.unwrap().body;
         assert!(String::from_utf8_lossy(&metrics).contains("weir_engine_up{engine=\"redis\"} 0"));
     }
-    assert!(pair.decided_alone().await >= 12);
+    assert!(pair.decided_without_redis().await >= 12);
     assert_eq!(user(&pair.weirs[0], "u").get("/api/v1/ai/x").await.unwrap().status, 200);
     redis.start_empty().await;
-    pair.until_redis_is("up").await;
+    pair.wait_until_redis_is("up").await;
     for caller in &callers {
         assert_eq!(
             check_one(caller, "mine", "k", 1).await["allowed"],
             false,
-            "what was spent alone stays spent"
+            "what was spent without Redis stays spent"
         );
     }
 }

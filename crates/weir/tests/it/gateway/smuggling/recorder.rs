@@ -1,5 +1,5 @@
-//! An upstream that keeps every byte it gets, reads it as strictly as can be, and answers each whole request; and a reader
-//! of answers that is as strict.
+//! An upstream that parses all bytes it gets strictly, records the requests and answers each; and a parser of responses
+//! that is as strict.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A request or an answer.
+/// A request or a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     /// The first line.
@@ -19,7 +19,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The values of a header, one for each line of it.
+    /// All values of a header, one per line.
     pub(super) fn all(&self, name: &str) -> Vec<&str> {
         let lines = self.headers.iter().filter(|(found, _)| found.eq_ignore_ascii_case(name));
         lines.map(|(_, value)| value.as_str()).collect()
@@ -35,14 +35,14 @@ impl Message {
         self.line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()
     }
 
-    /// Reads the first message of these bytes, and returns how long it is; nothing while it is not whole. `has_body` says
-    /// of a first line whether a body may follow.
+    /// Parses the first message of these bytes, and returns it with its length, or `None` if it is incomplete. `has_body`
+    /// decides by the first line whether a body may follow.
     fn read(bytes: &[u8], has_body: impl Fn(&str) -> bool) -> Result<Option<(Self, usize)>, String> {
         let Some(end) = find(bytes, b"\r\n\r\n") else { return Ok(None) };
         let head = std::str::from_utf8(&bytes[..end]).map_err(|error| error.to_string())?;
         let (line, lines) = head.split_once("\r\n").unwrap_or((head, ""));
         if line.split(' ').count() < 3 || line.bytes().any(|byte| byte.is_ascii_control()) {
-            return Err(format!("{line:?} is no first line"));
+            return Err(format!("{line:?} is not a valid first line"));
         }
         let mut message =
             Self { line: line.to_owned(), headers: fields(lines)?, body: Vec::new(), trailers: Vec::new() };
@@ -54,7 +54,7 @@ impl Message {
                 length.parse().map_err(|error| format!("{length:?}: {error}"))?
             }
             ([], ["chunked"]) => return message.read_chunks(bytes, start),
-            framing => return Err(format!("its length is {framing:?}")),
+            framing => return Err(format!("ambiguous or invalid length: {framing:?}")),
         };
         let Some(body) = bytes.get(start..start + length) else { return Ok(None) };
         message.body = body.to_vec();
@@ -67,7 +67,7 @@ impl Message {
             let Some(end) = find(rest, b"\r\n") else { return Ok(None) };
             let line = String::from_utf8_lossy(&rest[..end]).into_owned();
             if line.is_empty() || !line.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                return Err(format!("{line:?} is no size of a chunk"));
+                return Err(format!("{line:?} is not a chunk size"));
             }
             let size = usize::from_str_radix(&line, 16).map_err(|error| format!("{line:?}: {error}"))?;
             at += end + 2;
@@ -95,31 +95,31 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }
 
-/// The header lines of a message. A line that anybody could read in another way is an error.
+/// Parses header lines. An ambiguous line is an error.
 fn fields(text: &str) -> Result<Vec<(String, String)>, String> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let field = |line: &str| {
-        let (name, value) = line.split_once(':').ok_or_else(|| format!("{line:?} is no header"))?;
+        let (name, value) = line.split_once(':').ok_or_else(|| format!("{line:?} is not a header"))?;
         let is_plain = !name.is_empty()
             && name.bytes().all(is_token)
             && value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control());
         if is_plain {
             Ok((name.to_owned(), value.trim().to_owned()))
         } else {
-            Err(format!("{line:?} is no plain header"))
+            Err(format!("{line:?} is an ambiguous header"))
         }
     };
     text.split("\r\n").filter(|line| !line.is_empty()).map(field).collect()
 }
 
-/// Every answer in these bytes but announcements (1xx). What is not all of one, or more than that, is an error.
+/// Parses all responses, and skips interim ones (1xx). Incomplete or surplus bytes are an error.
 pub(super) fn read_answers(mut bytes: &[u8]) -> Result<Vec<Message>, String> {
     let has_body = |line: &str| !line.contains(" 204 ") && !line.contains(" 304 ") && !line.contains(" 1");
     let mut answers = Vec::new();
     while !bytes.is_empty() {
-        let (answer, length) = Message::read(bytes, has_body)?.ok_or("an answer is not whole")?;
+        let (answer, length) = Message::read(bytes, has_body)?.ok_or("a response is incomplete")?;
         if !answer.line.starts_with("HTTP/1.1 ") && !answer.line.starts_with("HTTP/1.0 ") {
-            return Err(format!("{:?} is no answer", answer.line));
+            return Err(format!("{:?} is not a response", answer.line));
         }
         bytes = &bytes[length..];
         if answer.status() >= 200 {
@@ -129,15 +129,14 @@ pub(super) fn read_answers(mut bytes: &[u8]) -> Result<Vec<Message>, String> {
     Ok(answers)
 }
 
-/// What came over one connection.
+/// The requests of one connection.
 #[derive(Debug, Default)]
 struct Recording {
     requests: Vec<Message>,
-    /// What was wrong with the bytes that follow.
+    /// Why the bytes behind these requests could not be parsed.
     problem: Option<String>,
 }
 
-/// The upstream.
 pub(super) struct Recorder {
     address: SocketAddr,
     recordings: Arc<Mutex<Vec<Recording>>>,
@@ -145,7 +144,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts an upstream that answers so.
+    /// Starts an upstream that answers each request with `answer`.
     pub(super) async fn start(answer: fn(&Message) -> Vec<u8>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -168,21 +167,21 @@ impl Recorder {
         format!("http://{}", self.address)
     }
 
-    /// Every whole request for this path.
+    /// All complete requests with this path.
     pub(super) fn requests_of(&self, path: &str) -> Vec<Message> {
         let recordings = self.recordings.lock();
         let requests = recordings.iter().flat_map(|recording| &recording.requests);
         requests.filter(|request| request.target() == path).cloned().collect()
     }
 
-    /// The path of every whole request.
+    /// The paths of all complete requests.
     pub(super) fn paths(&self) -> Vec<String> {
         let recordings = self.recordings.lock();
         let requests = recordings.iter().flat_map(|recording| &recording.requests);
         requests.map(|request| request.target().to_owned()).collect()
     }
 
-    /// What could be read in more than one way.
+    /// Why requests could not be parsed strictly.
     pub(super) fn problems(&self) -> Vec<String> {
         let recordings = self.recordings.lock();
         recordings.iter().filter_map(|recording| recording.problem.clone()).collect()

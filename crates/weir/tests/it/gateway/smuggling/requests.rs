@@ -1,12 +1,12 @@
-//! Requests that could be read in two ways, and what must come of each.
+//! Ambiguous requests, and the expected outcome of each.
 //!
 //! `{post}` is the beginning of a request with a token, up to its other headers; `{hidden}` is a second request, `{length}`
-//! and `{hex}` how long that is, and `{longer}` how long it is with an empty chunk before it.
+//! and `{hex}` are its length, and `{longer}` is its length with an empty chunk before it.
 
 use super::Expected::{self, Answered, Closed, Either, Refused};
 
 pub(super) const REQUESTS: &[(Expected, &str)] = &[
-    // The length is said twice.
+    // Several lengths.
     (Either, "{post}Content-Length: {length}\r\nContent-Length: {length}\r\n\r\n{hidden}"),
     (Either, "{post}Content-Length: {length}, {length}\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: 2\r\nContent-Length: {length}\r\n\r\n{}{hidden}"),
@@ -14,7 +14,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Content-Length: 0\r\nContent-Length: {length}\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: 2, {length}\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 2\r\ncontent-length:{length}\r\n\r\n{}{hidden}"),
-    // The length is no number.
+    // Lengths that are not numbers.
     (Refused, "{post}Content-Length: +2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: -2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 0x2\r\n\r\n{}{hidden}"),
@@ -33,14 +33,14 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Content-Length: 18446744073709551616\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 18446744073709551618\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 99999999999999999999999999\r\n\r\n{}{hidden}"),
-    // The length is a number, with space around it.
+    // Lengths with whitespace around them.
     (Answered, "{post}Content-Length:{length}\r\n\r\n{hidden}"),
     (Answered, "{post}Content-Length:  {length}\r\n\r\n{hidden}"),
     (Answered, "{post}Content-Length:\t{length}\r\n\r\n{hidden}"),
     (Answered, "{post}Content-Length: {length} \t\r\n\r\n{hidden}"),
     (Answered, "{post}cOnTeNt-LeNgTh: {length}\r\n\r\n{hidden}"),
     (Either, "{post}Content-Length: 0{length}\r\n\r\n{hidden}"),
-    // A length and chunks.
+    // Both a length and chunks.
     (Either, "{post}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
     (Either, "{post}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
     (Either, "{post}Transfer-Encoding: chunked\r\nContent-Length: x\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
@@ -49,7 +49,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Content-Length: 2\r\nTransfer-Encoding: identity\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 2\r\nTransfer-Encoding: xchunked\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 2\r\nTransfer-Encoding:\r\n\r\n{}{hidden}"),
-    // Encodings that are not chunks.
+    // Transfer encodings other than chunked.
     (Refused, "{post}Transfer-Encoding: identity\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n{hidden}"),
@@ -62,7 +62,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Transfer-Encoding: chunked\u{c}\r\n\r\n0\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding:\r\n\r\n0\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n{hidden}"),
-    // Encodings that are chunks, or may be taken for them.
+    // Transfer encodings that are chunked, or resemble it.
     (Answered, "{post}Transfer-Encoding: chunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
     (Answered, "{post}Transfer-Encoding:  chunked \r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
     (Answered, "{post}Transfer-Encoding:\tchunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
@@ -80,14 +80,14 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
         Refused,
         "{post}Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n",
     ),
-    // Lines that go on in the next one.
+    // Folded header lines.
     (Refused, "{post}X-A: 1\r\n Content-Length: 2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: 2\r\n 1\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length:\r\n 2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\nTransfer-Encoding:\r\n chunked\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\nX-A: 1\r\n\tTransfer-Encoding: chunked\r\n\r\n{hidden}"),
     (Refused, "POST {path} HTTP/1.1\r\n X-A: 1\r\n{credentials}Content-Length: {length}\r\n\r\n{hidden}"),
-    // Line ends that are none, or half of one.
+    // Invalid or incomplete line ends.
     (Refused, "{post}X-A: 1\rTransfer-Encoding: chunked\r\nContent-Length: {length}\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\rX-A: 1\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\r\n\r\n{hidden}"),
@@ -96,7 +96,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Either, "{post}Content-Length: {length}\n\r\n{hidden}"),
     (Either, "POST {path} HTTP/1.1\n{credentials}Content-Length: {length}\r\n\r\n{hidden}"),
     (Either, "{post}X-A: 1\nTransfer-Encoding: chunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n\r\n"),
-    // Names that are none.
+    // Invalid header names.
     (Refused, "{post}Content-Length : 2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length\t: 2\r\n\r\n{}{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\nTransfer-Encoding : chunked\r\n\r\n{hidden}"),
@@ -115,7 +115,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Content-Length: {length}\r\nX-A: a\u{8}b\r\n\r\n{hidden}"),
     (Refused, "{post}Content-Length: {length}\r\nX-A: a\u{7f}b\r\n\r\n{hidden}"),
     (Answered, "{post}Content-Length: {length}\r\nX-A: a\tb\r\n\r\n{hidden}"),
-    // Chunks that are none.
+    // Invalid chunks.
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n-1\r\nhello\r\n0\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n{hidden}"),
@@ -147,7 +147,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n0\r\nX-A : 1\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\rX-B: 2\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n0\r\nX-A: \0\r\n\r\n{hidden}"),
-    // Chunks that are unusual.
+    // Unusual chunks.
     (Answered, "{post}Transfer-Encoding: chunked\r\n\r\n000{hex}\r\n{hidden}\r\n00\r\n\r\n"),
     (Answered, "{post}Transfer-Encoding: chunked\r\n\r\n{hex};a=\"b;c\"\r\n{hidden}\r\n0;last\r\n\r\n"),
     (Either, "{post}Transfer-Encoding: chunked\r\n\r\n{hex} ;x\r\n{hidden}\r\n0\r\n\r\n"),
@@ -197,7 +197,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     (Either, "POST  {path} HTTP/1.1\r\n{credentials}Content-Length: {length}\r\n\r\n{hidden}"),
     (Either, "POST {path}  HTTP/1.1\r\n{credentials}Content-Length: {length}\r\n\r\n{hidden}"),
     (Either, "POST {path} HTTP/1.1 \r\n{credentials}Content-Length: {length}\r\n\r\n{hidden}"),
-    // What stands before the first line.
+    // Bytes before the first line.
     (Answered, "\r\n{post}Content-Length: {length}\r\n\r\n{hidden}"),
     (Either, "\n{post}Content-Length: {length}\r\n\r\n{hidden}"),
     (Refused, " {post}Content-Length: {length}\r\n\r\n{hidden}"),
@@ -209,7 +209,7 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
         "POST {path} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n{hidden}",
     ),
     (Either, "{post}Host: \r\nContent-Length: {length}\r\n\r\n{hidden}"),
-    // What is asked of the connection.
+    // Connection headers.
     (Answered, "{post}Expect: 100-continue\r\nContent-Length: {length}\r\n\r\n{hidden}"),
     (
         Answered,
@@ -222,14 +222,14 @@ pub(super) const REQUESTS: &[(Expected, &str)] = &[
     ),
     (Answered, "{post}Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: {length}\r\n\r\n{hidden}"),
     (Answered, "{post}Connection: close\r\nContent-Length: {length}\r\n\r\n{hidden}"),
-    // What ends before it should.
+    // Incomplete requests.
     (Refused, "{post}Content-Length: {longer}\r\n\r\n{hidden}"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\n{hex}\r\n{hidden}\r\n0\r\n"),
     (Refused, "{post}Transfer-Encoding: chunked\r\n\r\nfff\r\n{hidden}\r\n0\r\n\r\n"),
 ];
 
-/// A length and chunks, of which the chunks end before the hidden request: a server that takes the chunks must close the
-/// connection after its answer (RFC 9112, 6.1).
+/// Both a length and chunks, where the chunks end before the hidden request. A server that uses the chunks must close the
+/// connection after its response (RFC 9112, 6.1).
 pub(super) const LENGTH_AND_CHUNKS: &[&str] = &[
     "{post}Content-Length: {longer}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}",
     "{post}Transfer-Encoding: chunked\r\nContent-Length: {longer}\r\n\r\n0\r\n\r\n{hidden}",

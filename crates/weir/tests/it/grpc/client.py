@@ -1,4 +1,4 @@
-"""Asks a server as any client would that was made of the protocol files. Prints what it is told, a JSON value a line."""
+"""Calls a server with a client generated from the .proto files. Reads one JSON request a line, prints one response a line."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ sources = [
     "envoy/type/v3/ratelimit_unit.proto",
     "grpc/health/v1/health.proto",
 ]
-# Under a name of their own, so that they do not hide gRPC's library.
+# In a descriptor pool of their own, so that they do not shadow gRPC's own modules.
 well_known = protoc.__file__.rsplit("/", 1)[0] + "/_proto"
 options = [f"--proto_path={protocols}", f"--proto_path={well_known}", f"--descriptor_set_out={made}/set", "--include_imports"]
 assert protoc.main(["protoc", *options, *sources]) == 0
