@@ -276,7 +276,6 @@ mod tests {
         let _ = metrics.operations.clock_steps("system");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.request.work.breaker_state.get_or_create(&labels).set(0);
-        metrics.request.accept.record("accepted", Duration::ZERO);
         let _ = metrics.sale.purchases.get_or_create(&OutcomeLabels { outcome: "bought" });
         let shown = metrics.encode(MetricsFormat::OpenMetrics);
         let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));

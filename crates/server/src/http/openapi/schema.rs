@@ -153,7 +153,6 @@ pub(crate) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
         named::<PolicyName>(),
         named::<LimitKey>(),
         named::<Sku>(),
-        named::<CapabilityName>(),
         named::<Time>(),
         named::<RequestStatus>(),
         named::<TierName>(),
