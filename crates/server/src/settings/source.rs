@@ -211,7 +211,7 @@ impl SettingsReader {
         variables.filter(|name| !known.contains(*name) && !name.starts_with("WEIR_TEST_")).cloned().collect()
     }
 
-    /// Fails with the first name in the file that is no setting, most likely because it is misspelled.
+    /// Fails with the first name in the file that is not a setting, most likely because it is misspelled.
     pub fn finish(self) -> Result<(), SettingError> {
         let Some((path, values)) = &self.sources.file else {
             return Ok(());

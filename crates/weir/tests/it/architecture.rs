@@ -8,11 +8,12 @@ use std::process::Command;
 use serde_json::Value;
 
 const ARCHITECTURE: &str = include_str!("../../../../ARCHITECTURE.md");
+const SERVER_MODULES: &str = include_str!("../../../../docs/design/modules.md");
 
-/// Returns the rows of a table in ARCHITECTURE.md, in order: | `name` | what it is | `dependency`, `dependency` |
-fn table_of_dependencies(header: &str) -> Vec<(String, BTreeSet<String>)> {
+/// Returns the rows of a table on a page, in order: | `name` | what it is | `dependency`, `dependency` |
+fn table_of_dependencies(page: &str, header: &str) -> Vec<(String, BTreeSet<String>)> {
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
-    let table = ARCHITECTURE.lines().skip_while(|line| !line.starts_with(header));
+    let table = page.lines().skip_while(|line| !line.starts_with(header));
     let rows = table.skip(2).take_while(|line| line.starts_with('|'));
     rows.map(|row| {
         let cells: Vec<_> = row.trim_matches('|').split('|').collect();
@@ -88,7 +89,7 @@ fn server_modules(listed: &BTreeSet<String>) -> BTreeMap<String, BTreeSet<String
 
 #[test]
 fn server_modules_depend_on_each_other_as_documented_and_without_cycles() {
-    let table = table_of_dependencies("| module of `weir-server` ");
+    let table = table_of_dependencies(SERVER_MODULES, "| module of `weir-server` ");
     let mut above = BTreeSet::new();
     for (module, dependencies) in &table {
         assert!(dependencies.is_subset(&above), "{module} depends on modules below it in the table");
@@ -99,7 +100,7 @@ fn server_modules_depend_on_each_other_as_documented_and_without_cycles() {
         assert_eq!(
             Some(dependencies),
             graph.get(module),
-            "left: the dependencies of {module} in ARCHITECTURE.md"
+            "left: the dependencies of {module} in docs/design/modules.md"
         );
     }
     assert_eq!(graph.len(), table.len());
@@ -153,6 +154,17 @@ fn steps_of_the_walks() -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
+fn each_walk_touches_at_most_12_files() {
+    for title in ["One send", "One AI call"] {
+        let walk = ARCHITECTURE.split(&format!("\n## {title}")).nth(1).expect("the walk");
+        let steps = walk.split("\n\n").find(|paragraph| paragraph.starts_with("1. ")).expect("its steps");
+        let files: BTreeSet<_> =
+            steps.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs")).collect();
+        assert!(files.len() > 5 && files.len() <= 12, "{title}: {files:?}");
+    }
+}
+
+#[test]
 fn the_files_and_functions_of_the_walks_exist() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let steps = steps_of_the_walks();
@@ -202,7 +214,10 @@ fn crates_depend_on_each_other_as_documented() {
             (name, dependencies.intersection(&names).cloned().collect::<BTreeSet<_>>())
         })
         .collect();
-    assert_eq!(table_of_dependencies("| crate ").into_iter().collect::<BTreeMap<_, _>>(), graph);
+    assert_eq!(
+        table_of_dependencies(ARCHITECTURE, "| crate ").into_iter().collect::<BTreeMap<_, _>>(),
+        graph
+    );
 }
 
 #[test]

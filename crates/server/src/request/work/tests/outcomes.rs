@@ -1,4 +1,4 @@
-//! What becomes of a request, by what its downstream does.
+//! The status of a request after each behaviour of its downstream.
 
 use std::time::Duration;
 
