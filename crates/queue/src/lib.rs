@@ -63,7 +63,7 @@ pub struct ShardLease {
     pub token: i64,
 }
 
-/// The fates of a claim's messages. Messages that are not listed are delivered again.
+/// What happens to a claim's messages. Messages that are not listed are delivered again.
 #[derive(Clone, Debug, Default)]
 pub struct Settlement {
     /// Delivered.

@@ -49,7 +49,7 @@ impl App {
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
         let metrics = Metrics::new(
-            engines.follow_metrics.clone(),
+            engines.ledger_metrics.clone(),
             engines.cache_metrics.clone(),
             engines.store.writer_metrics.clone(),
         );

@@ -50,7 +50,7 @@ pub struct Engines {
     local: LocalLimiter,
     /// Decides sales instead of the store.
     pub redis_sales: Option<RedisSales>,
-    pub follow_metrics: LedgerMetrics,
+    pub ledger_metrics: LedgerMetrics,
     pub cache_metrics: CacheMetrics,
     /// Replaces the clocks that decide, for tests.
     test_clock: Option<Arc<dyn Clock>>,
@@ -86,7 +86,7 @@ impl Engines {
             let _ = tokio::time::timeout(CACHE_TIMEOUT, wait_for_limit_changes(&store.limit_changes)).await;
         }
         let local = retry_at_start(|| open_limits(&store, redis.is_some(), settings)).await?;
-        let follow_metrics = LedgerMetrics::default();
+        let ledger_metrics = LedgerMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
@@ -97,7 +97,7 @@ impl Engines {
                     redis,
                     Arc::clone(&store.sale_ledger),
                     clock.clone(),
-                    follow_metrics.clone(),
+                    ledger_metrics.clone(),
                 ))
             }
         };
@@ -107,7 +107,7 @@ impl Engines {
             kafka,
             local,
             redis_sales,
-            follow_metrics,
+            ledger_metrics,
             cache_metrics,
             test_clock: clock,
             lane_runtimes: Vec::new(),

@@ -159,7 +159,8 @@ impl Server {
         is_finished
     }
 
-    /// Finishes HTTP and gRPC calls first, since they feed the lanes, then the lanes, then the workers.
+    /// Waits for HTTP, gRPC and tunnels, which feed the lanes, then drains the lanes, then waits for the workers, which began to
+    /// end when the stop began.
     async fn finish(self) {
         self.http.wait_until_closed().await;
         if let Some((_, grpc)) = self.grpc {

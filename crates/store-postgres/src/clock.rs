@@ -112,7 +112,7 @@ mod tests {
     use weir_testkit::postgres::Server;
 
     use super::*;
-    use crate::session::connect;
+    use crate::connection::connect;
     use crate::target::PostgresTarget;
 
     const WAITING: &str = "

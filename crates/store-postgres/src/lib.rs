@@ -4,6 +4,7 @@
 //! call is bounded: the wait for a free connection, connecting, and the statements.
 
 mod clock;
+mod connection;
 mod error;
 mod listener;
 mod migrate;
@@ -16,7 +17,6 @@ mod request;
 mod requirements;
 mod row;
 mod sale;
-mod session;
 mod slot;
 mod target;
 mod tier;

@@ -6,7 +6,7 @@ use weir_store::{Error, Result};
 use crate::ENGINE;
 use crate::error::classify;
 use crate::requirements;
-use crate::session::connect;
+use crate::connection::connect;
 use crate::target::PostgresTarget;
 
 /// The migrations in order. A released one is never changed.

@@ -14,7 +14,7 @@ use tokio_postgres::Row;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
-use crate::session::{Connection, Prepared, Values};
+use crate::connection::{Connection, Prepared, Values};
 use crate::target::PostgresTarget;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// Prepares statements for a pipeline before the first of them is sent (see [`crate::session`]).
+    /// Prepares statements for a pipeline before the first of them is sent (see [`crate::connection`]).
     pub(crate) async fn prepare<const N: usize>(
         &self,
         texts: [&'static str; N],

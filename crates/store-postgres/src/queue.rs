@@ -22,7 +22,7 @@ use weir_store::quota::random_bytes;
 
 use crate::pool::Session;
 use crate::row::{self, column, timestamp, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Inner, Postgres, time};
 use columns::SettlementColumns;
 use merge::ClaimLimits;
@@ -75,6 +75,8 @@ const VISIBLE: &str = "
         ORDER BY candidate.id LIMIT $4
     ) AS message
     ORDER BY message.shard, message.id";
+/// Checks the fencing tokens of a claim and locks its shards: a lease that has expired or that another process has taken over
+/// settles nothing.
 pub(crate) const LOCK_LEASES: &str = "
     SELECT held.shard
     FROM (SELECT * FROM unnest($2::smallint[], $3::bigint[]) AS mine (shard, token) ORDER BY shard OFFSET 0) AS mine
@@ -95,8 +97,8 @@ const LOCK_MESSAGES: &str = "
     CROSS JOIN LATERAL (
         SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = named.shard AND id = named.id
         FOR UPDATE SKIP LOCKED) AS message";
-/// Looks messages up one by one (see `query_plan_tests.rs`), so they must not change meanwhile: either their shards are locked, or
-/// they are.
+/// The caller has locked either the messages or their shards, so looking messages up one by one (see `query_plan_tests.rs`)
+/// sees no change.
 const DELAY: &str = "
     UPDATE queue_message AS message
     SET attempts = message.attempts + retry.attempts, delayed_at = coalesce($6, clock_timestamp()),

@@ -24,7 +24,7 @@ use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
@@ -73,7 +73,7 @@ const AUDIT: &str = "
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
 /// Tracks batches that were published but whose counts could not be saved. A commit proves that the database takes writes
-/// again, but only after the failures before it was sent: batches run concurrently.
+/// again. Batches run concurrently, so it ends only the failures that were recorded before it was sent.
 #[derive(Debug, Default)]
 pub(crate) struct SaveFailures {
     failures: AtomicU64,

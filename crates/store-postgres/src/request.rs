@@ -25,7 +25,7 @@ use weir_store::{Batch, Result};
 
 use crate::Postgres;
 use crate::row::{self, column, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 
 /// The name under which tasks that wait for jobs are notified. No topic's name has a space.
 const JOBS: &str = "request jobs";

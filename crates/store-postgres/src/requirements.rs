@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
     use crate::Postgres;
-    use crate::session::Connection;
+    use crate::connection::Connection;
 
     fn target(database: &Database) -> PostgresTarget {
         database.url().parse().expect("a Postgres URL")

@@ -23,7 +23,7 @@ use weir_store::{Batch, Result};
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 const CREATE: &str = "

@@ -18,7 +18,7 @@ use weir_store::{Batch, Result};
 
 pub(crate) use self::config_locks::ConfigLocks;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 const FIND: &str = "
@@ -96,7 +96,7 @@ impl SlotStore for Postgres {
         };
         session.run("BEGIN").await?;
         // As for an assignment: the pace must not change before the counter is updated.
-        assign::share_configs(&session, &[found.config.as_str()]).await?;
+        assign::lock_configs_shared(&session, &[found.config.as_str()]).await?;
         let deleted = session.query_opt(DELETE, &[&event.as_str()]).await?;
         let slot = deleted.as_ref().map(read_slot).transpose()?;
         if let Some(slot) = &slot

@@ -19,7 +19,7 @@ use weir_store::tier::{
 };
 
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 /// How many changes are stored. A server that has missed more reads all definitions again.

@@ -128,7 +128,7 @@ impl RedisLimits {
                 None => {
                     let spent = self.shared.local.usage(check.policy, check.key, now);
                     let key = self.script_key(name, check.policy.spec.limit, spent, check.cost);
-                    keys.push(ScriptKey { binds: !check.policy.spec.shadow, ..key });
+                    keys.push(ScriptKey { can_deny: !check.policy.spec.shadow, ..key });
                 }
             }
         }
@@ -142,7 +142,7 @@ impl RedisLimits {
             limit,
             cost,
             taken_at: None,
-            binds: true,
+            can_deny: true,
             local_spent,
             local_now,
             is_unsynced,
@@ -385,11 +385,11 @@ fn decide_binding(
     decided: &RedisDecision,
 ) -> Decision {
     let mut spent: Vec<LimitUsage> = decided.each.iter().map(|(_, spent)| *spent).collect();
-    let binding: Vec<usize> = (0..keys.len()).filter(|index| keys[*index].binds).collect();
+    let binding: Vec<usize> = (0..keys.len()).filter(|index| keys[*index].can_deny).collect();
     let mut claims: Vec<KeyCharge<'_, Limit>> = keys
         .iter()
         .zip(&mut spent)
-        .filter(|(key, _)| key.binds)
+        .filter(|(key, _)| key.can_deny)
         .map(|(key, spent)| KeyCharge { rule: &key.limit, spent, cost: key.cost })
         .collect();
     match take_all(&mut claims, decided.now) {

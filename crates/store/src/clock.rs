@@ -28,7 +28,7 @@ const STEP_MIN_US: i64 = 1_000_000;
 const JITTER_US: i64 = 200;
 /// A small difference is corrected at this fraction of passing time, so that time never stops or runs backwards.
 const SLEW_DIVISOR: i64 = 20;
-/// The most elapsed time that one correction is computed from.
+/// A correction assumes that at most this much time has passed since the last one.
 const SLEWED_US_MAX: i64 = 100_000;
 /// The longest time between two readings of uptime around a reading of the system clock.
 const READING_US_MAX: i64 = 1_000;

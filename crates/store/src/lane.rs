@@ -87,7 +87,7 @@ impl Default for LaneMetrics {
 /// A set of lanes for one kind of command.
 #[derive(Debug)]
 pub struct Lanes<C, R> {
-    lanes: Box<[Arc<Queue<C, R>>]>,
+    lanes: Box<[Arc<Lane<C, R>>]>,
     closing: CancellationToken,
     workers: TaskTracker,
 }
@@ -113,10 +113,10 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         let lanes = (0..settings.lanes.max(1))
             .zip(runtimes.iter().cycle())
             .map(|(_, runtime)| {
-                let queue = Arc::new(Queue::new(name, settings, metrics.clone()));
-                let worker = Worker { queue: Arc::clone(&queue), settings, run: run.clone() };
+                let lane = Arc::new(Lane::new(name, settings, metrics.clone()));
+                let worker = Worker { lane: Arc::clone(&lane), settings, run: run.clone() };
                 workers.spawn_on(worker.work(closing.clone()), runtime);
-                queue
+                lane
             })
             .collect();
         workers.close();
@@ -180,7 +180,7 @@ impl<C> fmt::Debug for Batch<C> {
 
 /// Offers the batches of one lane to the engine and answers the callers.
 struct Worker<C, R, F> {
-    queue: Arc<Queue<C, R>>,
+    lane: Arc<Lane<C, R>>,
     settings: LaneSettings,
     run: F,
 }
@@ -199,32 +199,32 @@ where
         let mut running = FuturesUnordered::new();
         let mut is_closed = false;
         for number in 0.. {
-            while running.len() >= in_flight || !self.queue.offer(number) {
+            while running.len() >= in_flight || !self.lane.offer(number) {
                 if is_closed && running.is_empty() {
                     return;
                 }
                 tokio::select! {
                     biased;
-                    Some((number, outcomes)) = running.next() => self.queue.finish(number, outcomes),
-                    () = self.queue.arrived.notified(), if running.len() < in_flight => {}
+                    Some((number, outcomes)) = running.next() => self.lane.finish(number, outcomes),
+                    () = self.lane.arrived.notified(), if running.len() < in_flight => {}
                     () = closing.cancelled(), if !is_closed => {
-                        self.queue.close();
+                        self.lane.close();
                         is_closed = true;
                     }
                     () = &mut next_check, if !running.is_empty() => {
-                        self.queue.time_out_calls();
+                        self.lane.time_out_calls();
                         next_check.as_mut().reset(tokio::time::Instant::now() + check_interval);
                     }
                 }
             }
             // Tasks on this thread that are ready to submit get into this batch.
             tokio::task::yield_now().await;
-            let lane = Arc::clone(&self.queue) as Arc<dyn TakeBatch<C>>;
+            let lane = Arc::clone(&self.lane) as Arc<dyn TakeBatch<C>>;
             let (run, batch) = (self.run.clone(), Batch(BatchSource::Lane(lane, number)));
             let mut batch = Box::pin(async move { (number, run_batch(&run, batch).await) });
             // Polled once here, so that batches reach the engine in the order of their numbers.
             match futures_util::poll!(&mut batch) {
-                Poll::Ready((number, outcomes)) => self.queue.finish(number, outcomes),
+                Poll::Ready((number, outcomes)) => self.lane.finish(number, outcomes),
                 Poll::Pending => running.push(batch),
             }
         }
@@ -242,17 +242,17 @@ where
 
 /// One lane: the waiting calls, and the callers of the batches that were taken.
 #[derive(Debug)]
-struct Queue<C, R> {
+struct Lane<C, R> {
     name: &'static str,
     settings: LaneSettings,
     metrics: LaneMetrics,
-    state: Mutex<QueueState<C, R>>,
+    state: Mutex<LaneState<C, R>>,
     /// Notified when calls wait and no batch is offered.
     arrived: Notify,
 }
 
 #[derive(Debug)]
-struct QueueState<C, R> {
+struct LaneState<C, R> {
     waiting: VecDeque<Call<C, R>>,
     /// The number of the batch that the engine has not taken yet. It gets the calls that arrive until then.
     offered: Option<u64>,
@@ -283,10 +283,10 @@ impl<R> Reply<R> {
     }
 }
 
-impl<C, R: Send + 'static> Queue<C, R> {
+impl<C, R: Send + 'static> Lane<C, R> {
     fn new(name: &'static str, settings: LaneSettings, metrics: LaneMetrics) -> Self {
         let state =
-            QueueState { waiting: VecDeque::new(), offered: None, running: Vec::new(), is_closed: false };
+            LaneState { waiting: VecDeque::new(), offered: None, running: Vec::new(), is_closed: false };
         Self { name, settings, metrics, state: Mutex::new(state), arrived: Notify::new() }
     }
 
@@ -353,7 +353,7 @@ impl<C, R: Send + 'static> Queue<C, R> {
     }
 
     /// Takes the commands of batch `number`, dropping those whose callers have disconnected.
-    fn take_from(&self, state: &mut QueueState<C, R>, number: u64) -> Vec<C> {
+    fn take_from(&self, state: &mut LaneState<C, R>, number: u64) -> Vec<C> {
         state.offered = None;
         let size = self.settings.batch_max.max(1).min(state.waiting.len());
         let oldest = state.waiting.front().map(|call| call.reply.queued_at.elapsed());
@@ -392,7 +392,7 @@ impl<C, R: Send + 'static> Queue<C, R> {
     }
 }
 
-impl<C: Send, R: Send + 'static> TakeBatch<C> for Queue<C, R> {
+impl<C: Send, R: Send + 'static> TakeBatch<C> for Lane<C, R> {
     fn take(&self, number: u64) -> Vec<C> {
         let mut state = self.state.lock();
         if state.offered != Some(number) {

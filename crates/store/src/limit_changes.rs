@@ -2,6 +2,9 @@
 //!
 //! Code that caches something about a user (a denial, a hash in Redis) subscribes here and invalidates it when the user's
 //! limits change. While the feed is not current, cached values must not be used.
+//!
+//! On Postgres `weir-store-postgres/src/listener.rs` publishes to it what other servers notify; on SQLite there are no other
+//! servers. Subscribers: the denial cache (`denial_cache.rs`) and the invalidation of hashes (`weir-store-redis/src/quota.rs`).
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

@@ -216,9 +216,9 @@ impl SendPlan<'_> {
             return self;
         }
         let Self { outcomes, mut changed, accepted, users } = self;
-        let mut fates = accepted.iter().zip(queued);
+        let mut confirmations = accepted.iter().zip(queued);
         let recount = |(outcome, user): (SendOutcome, &UserId)| match outcome {
-            SendOutcome::Accepted { message_id, limits, grant, at } => match fates.next() {
+            SendOutcome::Accepted { message_id, limits, grant, at } => match confirmations.next() {
                 Some((_, EnqueueOutcome::Enqueued)) => {
                     let grant = before.get_mut(user.as_str()).map_or(grant, |row| match row.send(at) {
                         Verdict::Allowed(grant) => grant,
@@ -299,13 +299,13 @@ mod tests {
         let mut before = rows.clone();
         let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
         let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
-        let fates = [
+        let confirmations = [
             EnqueueOutcome::Failed,
             EnqueueOutcome::Enqueued,
             EnqueueOutcome::Unknown,
             EnqueueOutcome::Enqueued,
         ];
-        let plan = plan.retain_confirmed(&mut before, &fates);
+        let plan = plan.retain_confirmed(&mut before, &confirmations);
         assert!(matches!(
             plan.outcomes[..],
             [

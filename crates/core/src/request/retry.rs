@@ -4,6 +4,8 @@
 //! A request that the downstream has understood and rejected is not retried. One that it may not have received, or
 //! could not execute for now, is retried: the call carries the request's id as its idempotency key, so repeating it is
 //! harmless.
+//!
+//! `state::RequestProgress::report` applies the decision to a request.
 
 use std::fmt;
 use std::num::NonZeroU32;

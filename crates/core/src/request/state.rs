@@ -192,7 +192,7 @@ impl RequestProgress {
     pub fn claim(&mut self, policy: &RetryPolicy, now: Timestamp) -> Result<ClaimOutcome, TransitionError> {
         self.check_claimable(now)?;
         if self.attempts >= policy.max_attempts.get() {
-            // A failed last retry ends the request at once, so it can only have waited for one of these.
+            // A request whose last attempt failed has ended already, so here the worker was lost or the callback never came.
             let cause =
                 if self.lease.is_some() { FailureCause::WorkerLost } else { FailureCause::CallbackMissing };
             self.apply(RequestEvent::Exhausted)?;

@@ -1,4 +1,9 @@
 //! A limit of any kind, for policies whose kind is chosen when they are created.
+//!
+//! A new kind needs, besides this enum: its columns (`weir-store/src/tier/policy.rs`) and a migration of each engine, which
+//! check the kind; `weir-store-redis`: `tier/script_key.rs` and `scripts/tier.lua`; the API and the settings
+//! (`tier/routes/policy.rs` and `tier/settings/policy_input.rs` of `weir-server`, `weir.default.toml`, docs/tier.md);
+//! `weir-tower/src/policy.rs`; the cases and the model in `weir-store-conformance`.
 
 use std::time::Duration;
 

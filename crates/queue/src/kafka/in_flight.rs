@@ -293,7 +293,7 @@ impl InFlight {
     }
 }
 
-/// The fates of messages by position.
+/// What happens to messages, by position.
 struct Verdicts<'a>(HashMap<Position, Verdict<'a>>);
 
 #[derive(Clone, Copy)]

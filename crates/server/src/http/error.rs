@@ -1,4 +1,7 @@
-//! The only mapping from errors to responses. Causes are logged here, once, and not shown to callers.
+//! Maps errors to responses in the common format. Causes are logged here, once, and not shown to callers.
+//!
+//! The sale API has an envelope of its own (`sale_error.rs`), AI calls that fail at the upstream theirs
+//! (`gateway/routes.rs`), and gRPC its status codes (`grpc/decide.rs`).
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -113,6 +116,7 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
     }
 
+    /// 429 with `Retry-After`. The handler adds the rate limit headers (`rate_limit_headers.rs`).
     pub(crate) fn rate_limited(message: impl Into<String>, retry_after_seconds: u64) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message).retry_after(retry_after_seconds)
     }

@@ -1,4 +1,5 @@
-//! The headers of rate-limited responses, allowed or denied: the three `X-RateLimit-*` and the IETF pair.
+//! The headers of rate-limited responses, allowed or denied: the three `X-RateLimit-*` and the IETF pair. `Retry-After` of a
+//! denial is set by `ApiError::rate_limited`.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
+//! Submissions are counted with their latency in `service.rs`, whatever their outcome.
 
 use http::HeaderValue;
 use prometheus_client::metrics::gauge::Gauge;

@@ -194,8 +194,8 @@ impl Model {
         let JobReport { id, token, report, result, detail, random } = report;
         let row = self.rows.get_mut(&id).ok_or(TransitionError::LeaseLost)?;
         let status = row.progress.report(token, report, policy, now, random)?;
-        if let WorkerReport::Called(judgement) = report {
-            row.request.failure = judgement.cause().and_then(|cause| failure(cause, detail));
+        if let WorkerReport::Called(decision) = report {
+            row.request.failure = decision.cause().and_then(|cause| failure(cause, detail));
             row.request.result = result;
         }
         if row.apply_progress(now) {

@@ -19,7 +19,7 @@ use super::columns::SettlementColumns;
 use crate::ENGINE;
 use crate::pool::Session;
 use crate::row::column;
-use crate::session::Prepared;
+use crate::connection::Prepared;
 
 /// The largest pack. With its row's other columns it fits on one page.
 const BYTES_MAX: usize = 7_000;

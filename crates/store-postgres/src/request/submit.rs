@@ -26,7 +26,7 @@ use super::read_status;
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::row::{column, int, timestamp, unreadable, unsigned};
-use crate::session::{Prepared, Values};
+use crate::connection::{Prepared, Values};
 use crate::{ENGINE, Postgres, time};
 
 /// The entries of idempotency keys. The status is NULL if the request was purged.

@@ -15,7 +15,7 @@ use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 const PENDING: &str = "

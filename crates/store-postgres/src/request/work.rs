@@ -24,7 +24,7 @@ use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::SHARDS;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::{Prepared, Values};
+use crate::connection::{Prepared, Values};
 use crate::{Postgres, quota, time};
 
 /// Microseconds until the first job of these downstreams may be claimed: negative if it is overdue.

@@ -14,7 +14,7 @@ use super::read;
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::row::{column, int};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 /// `NO KEY`, so that inserts of purchases, which only reference the product, need not wait.

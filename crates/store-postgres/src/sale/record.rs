@@ -10,7 +10,7 @@ use weir_store::{Result, shard};
 
 use crate::queue::SHARDS;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 const LOCK: &str = "SELECT id FROM products WHERE id = $1 FOR NO KEY UPDATE";

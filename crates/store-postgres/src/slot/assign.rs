@@ -30,7 +30,7 @@ use crate::pool::Session;
 use crate::row::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
 
-const SHARE_CONFIGS: &str = "
+const LOCK_CONFIGS_SHARED: &str = "
     SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot ' || name, 0))
     FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
 const LOCK_CONFIGS: &str = "
@@ -69,7 +69,7 @@ const CREATE_MISSING: &str = "
     INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status)
     SELECT config_name, start, 0, 'OPEN' FROM free
     ON CONFLICT DO NOTHING";
-/// Names both states, so that either index can be used with all of its columns.
+/// The condition on the status excludes nothing; it lets the planner use every column of either index.
 const STATES: &str = "
     SELECT c.config_name, c.window_start, c.status
     FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
@@ -177,8 +177,8 @@ async fn attempt(
 }
 
 /// Keeps the paces of these configs from changing until the transaction ends.
-pub(super) async fn share_configs(session: &Session, names: &[&str]) -> Result<()> {
-    session.query(SHARE_CONFIGS, &[&names]).await.map(drop)
+pub(super) async fn lock_configs_shared(session: &Session, names: &[&str]) -> Result<()> {
+    session.query(LOCK_CONFIGS_SHARED, &[&names]).await.map(drop)
 }
 
 /// An open transaction that holds the locks of its configs.
@@ -219,7 +219,7 @@ async fn begin<'a>(
     let (guards, session) = lock_configs(engine, &configs, access, session).await?;
     let names: Vec<&str> = configs.into_iter().map(ConfigName::as_str).collect();
     let lock = match access {
-        ConfigAccess::Shared => SHARE_CONFIGS,
+        ConfigAccess::Shared => LOCK_CONFIGS_SHARED,
         ConfigAccess::Exclusive => LOCK_CONFIGS,
     };
     let [lock, find, active] = session.prepare([lock, FIND, CONFIGS]).await?;

@@ -20,7 +20,7 @@ use crate::{Postgres, quota, time};
 /// Slots per commit of [`DueStore::record_due`].
 const PAGE: i64 = 5_000;
 
-const NOTE_PAGE: &str = "
+const RECORD_PAGE: &str = "
     WITH page AS (
         SELECT event_id, scheduled_time FROM rate_limit_event_slot
         WHERE event_id > $1 ORDER BY event_id LIMIT $2),
@@ -61,7 +61,7 @@ const DELETE: &str = "
 impl DueStore for Postgres {
     async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
         let (after, now) = (after.map_or("", EventId::as_str), self.clock_override());
-        let row = self.inner.pool.query_one(NOTE_PAGE, &[&after, &PAGE, &now]).await?;
+        let row = self.inner.pool.query_one(RECORD_PAGE, &[&after, &PAGE, &now]).await?;
         let last: Option<&str> = column(&row, 0)?;
         last.map(|last| EventId::parse(last).map_err(unreadable)).transpose()
     }

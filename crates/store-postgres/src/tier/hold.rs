@@ -12,7 +12,7 @@ use weir_store::tier::{HoldAudit, NewHold, SettledHold};
 
 use crate::clock::CLOCK;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 use crate::{Postgres, time};
 
 const PUT: &str = "

@@ -7,7 +7,7 @@ use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec
 
 use crate::Postgres;
 use crate::row::{self, column, int, unreadable, unsigned};
-use crate::session::Values;
+use crate::connection::Values;
 
 const ALL: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries

@@ -18,7 +18,7 @@ use super::{SharedQuota, key};
 use crate::client::{KeyCall, NoReply};
 use crate::script::Script;
 
-/// How often a reservation may be refused, because new limits came first, before the store decides.
+/// How many times a batch reserves again when Redis refuses because the limits have changed. Then the store decides.
 const ROUNDS_MAX: usize = 3;
 
 /// The sends of one user in a batch.
@@ -29,7 +29,7 @@ struct UserSends<'a> {
     /// The grants of the first commands.
     grants: Vec<SendGrant>,
     /// How the commands without a grant are decided.
-    rest: RestState,
+    remainder: RemainderState,
 }
 
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ struct SendGrant {
 }
 
 #[derive(Clone)]
-enum RestState {
+enum RemainderState {
     /// To be spent in Redis, for the first time or again.
     Undecided,
     /// More units have to be reserved in the store.
@@ -66,37 +66,37 @@ impl UserSends<'_> {
     }
 
     fn is_undecided(&self) -> bool {
-        self.missing() > 0 && matches!(self.rest, RestState::Undecided)
+        self.missing() > 0 && matches!(self.remainder, RemainderState::Undecided)
     }
 
     fn needs_reservation(&self) -> bool {
-        self.missing() > 0 && matches!(self.rest, RestState::NeedsReservation { .. })
+        self.missing() > 0 && matches!(self.remainder, RemainderState::NeedsReservation { .. })
     }
 
     /// Applies the reply of `quota_spend`. Never denies: only the store knows whether a window is full.
     fn apply_spend(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
         self.apply(reply, clock);
-        if let RestState::Denied { redis_ms, .. } = self.rest {
-            self.rest = RestState::NeedsReservation { nonce: String::new(), redis_ms };
+        if let RemainderState::Denied { redis_ms, .. } = self.remainder {
+            self.remainder = RemainderState::NeedsReservation { nonce: String::new(), redis_ms };
         }
     }
 
     fn apply(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
-        self.rest = match reply {
-            Some(SpendReply::NoHash { nonce, redis_ms }) => RestState::NeedsReservation { nonce, redis_ms },
+        self.remainder = match reply {
+            Some(SpendReply::NoHash { nonce, redis_ms }) => RemainderState::NeedsReservation { nonce, redis_ms },
             Some(SpendReply::Spent(mut hash_state)) => {
                 if let Some(clock) = clock {
                     hash_state.remaining = hash_state.reset_at().since(clock.now());
                 }
                 self.add_grants(&hash_state)
             }
-            Some(SpendReply::Refused) => RestState::Undecided,
-            Some(SpendReply::Outdated) | None => RestState::LeftToStore,
+            Some(SpendReply::Refused) => RemainderState::Undecided,
+            Some(SpendReply::Outdated) | None => RemainderState::LeftToStore,
         };
     }
 
     /// Grants the spent units, and returns how the other commands are decided.
-    fn add_grants(&mut self, hash_state: &HashState) -> RestState {
+    fn add_grants(&mut self, hash_state: &HashState) -> RemainderState {
         let (limits, at) = (hash_state.limits, hash_state.decided_at());
         for nth in 1..=hash_state.spent {
             let count = hash_state.count - hash_state.spent + nth;
@@ -105,10 +105,10 @@ impl UserSends<'_> {
             self.grants.push(SendGrant { limits, grant, at });
         }
         if hash_state.reserved < limits.rate_limit() {
-            return RestState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
+            return RemainderState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
         let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.remaining };
-        RestState::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
+        RemainderState::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) async fn send_batch(
     let mut all_sends = group_by_user(&batch);
     // The hash of a user whose limits have just changed may hold the old ones.
     for sends in all_sends.iter_mut().filter(|sends| shared.invalidations.contains(sends.user)) {
-        sends.rest = RestState::LeftToStore;
+        sends.remainder = RemainderState::LeftToStore;
     }
     for _round in 0..ROUNDS_MAX {
         spend_reserved(shared, &mut all_sends).await;
@@ -130,7 +130,7 @@ pub(super) async fn send_batch(
         }
     }
     write_behind.track(all_sends.iter().filter(|sends| !sends.grants.is_empty()).map(|sends| sends.user));
-    if all_sends.iter().all(|sends| sends.grants.is_empty() && matches!(sends.rest, RestState::LeftToStore)) {
+    if all_sends.iter().all(|sends| sends.grants.is_empty() && matches!(sends.remainder, RemainderState::LeftToStore)) {
         drop(all_sends);
         return shared.store.send_batch(batch.into()).await;
     }
@@ -156,7 +156,7 @@ fn group_by_user(batch: &[SendMessage]) -> Vec<UserSends<'_>> {
     for (command, SendMessage { user, .. }) in batch.iter().enumerate() {
         let index = *indices.entry(user).or_insert_with(|| {
             let (commands, grants) = (Vec::new(), Vec::new());
-            all_sends.push(UserSends { user, commands, grants, rest: RestState::Undecided });
+            all_sends.push(UserSends { user, commands, grants, remainder: RemainderState::Undecided });
             all_sends.len() - 1
         });
         all_sends[index].commands.push(command);
@@ -195,7 +195,7 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
     for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {
             Some(reserved) => calls.push(install_call(sends, reserved)),
-            None => sends.rest = RestState::NotConfigured,
+            None => sends.remainder = RemainderState::NotConfigured,
         }
     }
     let replies = shared.redis.call_each(Script::QuotaInstall, &[&shared.epoch()], &calls).await;
@@ -212,7 +212,7 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
         }
         sends.apply(reply, shared.clock.as_deref());
         if sends.needs_reservation() {
-            sends.rest = RestState::Undecided;
+            sends.remainder = RemainderState::Undecided;
         }
     }
     if unused.is_empty() { Ok(()) } else { shared.store.return_unused(unused).await }
@@ -236,8 +236,8 @@ fn spend_own_reservation(sends: &UserSends<'_>, reserved: &Reservation) -> HashS
 
 fn install_call(sends: &UserSends<'_>, reserved: &Reservation) -> KeyCall {
     let Reservation { row, units, at } = reserved;
-    let (nonce, redis_ms) = match &sends.rest {
-        RestState::NeedsReservation { nonce, redis_ms } => (nonce.clone(), *redis_ms),
+    let (nonce, redis_ms) = match &sends.remainder {
+        RemainderState::NeedsReservation { nonce, redis_ms } => (nonce.clone(), *redis_ms),
         _ => Default::default(),
     };
     // Counted from Redis's time of the spend, which was before the reservation, so the hash never outlives the window.
@@ -292,15 +292,15 @@ async fn enqueue(
 /// Sets the outcomes of commands without a grant and returns those that the store has to decide.
 fn refuse(all_sends: &[UserSends<'_>], outcomes: &mut [Option<SendOutcome>]) -> Vec<usize> {
     let mut left_to_store = Vec::new();
-    for UserSends { commands, grants, rest, .. } in all_sends {
+    for UserSends { commands, grants, remainder, .. } in all_sends {
         for &command in &commands[grants.len()..] {
-            match rest {
-                RestState::Denied { limits, denial, at, .. } => {
+            match remainder {
+                RemainderState::Denied { limits, denial, at, .. } => {
                     outcomes[command] =
                         Some(SendOutcome::Denied { limits: *limits, denial: *denial, at: *at });
                 }
-                RestState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
-                RestState::Undecided | RestState::NeedsReservation { .. } | RestState::LeftToStore => {
+                RemainderState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
+                RemainderState::Undecided | RemainderState::NeedsReservation { .. } | RemainderState::LeftToStore => {
                     left_to_store.push(command);
                 }
             }

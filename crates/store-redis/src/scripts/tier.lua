@@ -6,9 +6,9 @@
 --         S:<window>            sliding window: the current one began at a, b were spent in it and c in the one before
 -- ARGV    1 now in microseconds ('' = TIME), then for each decision the operation (take, peek, charge, give or forget), the number
 --         of its keys, and for each key
---         1. words ('-' = none): rule; cost; limit (windows only); the refill time of the cost in microseconds and in parts; the
---            same of the most that may be spent before the cost ('-' = the cost never fits); the steps of 2^52 microseconds of
---            both times; taken at; 1 if the key binds; 1 to merge the caller's state with the stored one; 1 if 3 and 4 follow
+--         1. words ('-' = none): rule; cost; limit (windows only); the time in which the bucket regains the cost; then the time in
+--            which it regains what may be spent and still leave room for the cost ('-' = the cost never fits), each in
+--            microseconds and parts; the steps of 2^52 microseconds of both times; taken at; 1 if the key can deny; 1 to merge the caller's state with the stored one; 1 if 3 and 4 follow
 --         2. the caller's state ("a b c w" by its own clock, '' = none)
 --         3. the text that is expected to be stored, written under another rule
 --         4. the state that replaces it

@@ -1,7 +1,7 @@
 //! One key of a decision in the script's numbers, which are below 2⁵³, since Lua has only doubles.
 //!
-//! A bucket's level is a count of ticks that may exceed that. The script gets it as whole microseconds and a fraction: parts of a
-//! microsecond, of which one has as many as the bucket gains tokens in a period. A cost is converted here. A bucket that takes
+//! A bucket's level is a count of ticks that may exceed that. The script gets whole microseconds and a fraction, counted in
+//! 1/refill of a microsecond. A cost is converted here. A bucket that takes
 //! longer than a century to fill has more microseconds than Lua can hold: they are counted in steps.
 
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ pub(super) struct ScriptKey {
     pub(super) cost: u32,
     pub(super) taken_at: Option<Timestamp>,
     /// Whether it can deny. A shadow policy cannot.
-    pub(super) binds: bool,
+    pub(super) can_deny: bool,
     /// What this server remembers as spent.
     pub(super) local_spent: LimitUsage,
     /// This server's time.
@@ -78,7 +78,7 @@ impl ScriptKey {
             Some(steps),
             others.map(|[steps, ..]| steps),
             self.taken_at.and_then(|at| u128::try_from(at.as_micros()).ok()),
-            Some(self.binds.into()),
+            Some(self.can_deny.into()),
             Some(self.is_unsynced.into()),
             Some(self.adopted.is_some().into()),
         ];

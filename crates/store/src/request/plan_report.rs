@@ -40,8 +40,8 @@ pub fn plan_report(
         let reported = job.progress.report(token, report, policy, now, random);
         if reported.is_ok() {
             let outcome = match report {
-                WorkerReport::Called(judgement) => {
-                    Some(AttemptOutcome { result, ..AttemptOutcome::failed(judgement.cause(), detail) })
+                WorkerReport::Called(decision) => {
+                    Some(AttemptOutcome { result, ..AttemptOutcome::failed(decision.cause(), detail) })
                 }
                 WorkerReport::NotCalled { .. } => None,
             };

@@ -136,7 +136,7 @@ impl<'a> AssignPlan<'a> {
         })
     }
 
-    /// The windows after those that become full. Each queries a counter, which marks the end of the run of full windows.
+    /// The windows after those that become full. Each needs a counter: it marks the end of the run of full windows.
     pub fn follow_ups(&self) -> impl Iterator<Item = (&'a ConfigName, Timestamp)> + '_ {
         let full = self.counters().filter(|counter| counter.status == WindowStatus::Closed);
         full.filter_map(|counter| {

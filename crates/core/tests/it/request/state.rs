@@ -238,7 +238,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let judgement = prop_oneof![
+    let decision = prop_oneof![
         Just(RetryDecision::Complete),
         Just(RetryDecision::AwaitCallback),
         Just(RetryDecision::Fail(FailureCause::Rejected(400))),
@@ -249,7 +249,7 @@ fn step() -> impl Strategy<Value = Step> {
         }),
     ];
     let report = prop_oneof![
-        4 => judgement.prop_map(WorkerReport::Called),
+        4 => decision.prop_map(WorkerReport::Called),
         1 => (0_u64..40).prop_map(|s| WorkerReport::NotCalled { after: Duration::from_secs(s) }),
     ];
     prop_oneof![

@@ -91,7 +91,7 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> Response {
         (status = 404, description = "No capability has this name, or none of this process's roles serves it."),
         (
             status = 503,
-            description = "Not now; the reason names the engine that does not answer. Send this traffic elsewhere.",
+            description = "Not now: an engine does not answer, or the server is shutting down. Send this traffic elsewhere.",
             body = CapabilityResponse,
         ),
     ),
