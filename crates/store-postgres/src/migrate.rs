@@ -4,9 +4,9 @@ use tokio_postgres::Transaction;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
+use crate::connection::connect;
 use crate::error::classify;
 use crate::requirements;
-use crate::connection::connect;
 use crate::target::PostgresTarget;
 
 /// The migrations in order. A released one is never changed.

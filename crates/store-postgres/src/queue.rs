@@ -20,9 +20,9 @@ use weir_queue::{
 use weir_store::Result;
 use weir_store::quota::random_bytes;
 
+use crate::connection::Values;
 use crate::pool::Session;
 use crate::row::{self, column, timestamp, unsigned};
-use crate::connection::Values;
 use crate::{Inner, Postgres, time};
 use columns::SettlementColumns;
 use merge::ClaimLimits;

@@ -21,10 +21,10 @@ use weir_store::quota::{
 use weir_store::{Batch, Error, Result, shard};
 
 use crate::clock::CLOCK;
+use crate::connection::Values;
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
-use crate::connection::Values;
 use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "

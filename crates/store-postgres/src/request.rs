@@ -24,8 +24,8 @@ use weir_store::request::{
 use weir_store::{Batch, Result};
 
 use crate::Postgres;
-use crate::row::{self, column, timestamp, unreadable, unsigned};
 use crate::connection::Values;
+use crate::row::{self, column, timestamp, unreadable, unsigned};
 
 /// The name under which tasks that wait for jobs are notified. No topic's name has a space.
 const JOBS: &str = "request jobs";

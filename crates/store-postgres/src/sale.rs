@@ -21,9 +21,9 @@ use weir_store::sale::{
 use weir_store::{Batch, Result};
 
 use crate::clock::CLOCK;
+use crate::connection::Values;
 use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::connection::Values;
 use crate::{Postgres, time};
 
 const CREATE: &str = "

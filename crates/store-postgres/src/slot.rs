@@ -17,8 +17,8 @@ use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotS
 use weir_store::{Batch, Result};
 
 pub(crate) use self::config_locks::ConfigLocks;
-use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::connection::Values;
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::{Postgres, time};
 
 const FIND: &str = "

@@ -18,8 +18,8 @@ use weir_store::tier::{
     SpentRecord, SpentRow, Subscription, TierStore,
 };
 
-use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::connection::Values;
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::{Postgres, time};
 
 /// How many changes are stored. A server that has missed more reads all definitions again.

@@ -17,9 +17,9 @@ use weir_store::{Error, Result, shard};
 use super::SHARDS;
 use super::columns::SettlementColumns;
 use crate::ENGINE;
+use crate::connection::Prepared;
 use crate::pool::Session;
 use crate::row::column;
-use crate::connection::Prepared;
 
 /// The largest pack. With its row's other columns it fits on one page.
 const BYTES_MAX: usize = 7_000;

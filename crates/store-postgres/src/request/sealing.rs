@@ -7,8 +7,8 @@ use weir_store::request::{Request, Sealed, SealedSearch, SealingKey};
 
 use super::{read_id, read_request};
 use crate::Postgres;
-use crate::row::{self, column, timestamp};
 use crate::connection::Values;
+use crate::row::{self, column, timestamp};
 
 const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM sealing_key ORDER BY name, digest";
 const REGISTER: &str = "

@@ -24,9 +24,9 @@ use weir_store::{Batch, Error, Result};
 use self::columns::SubmitColumns;
 use super::read_status;
 use crate::clock::CLOCK;
+use crate::connection::{Prepared, Values};
 use crate::pool::Session;
 use crate::row::{column, int, timestamp, unreadable, unsigned};
-use crate::connection::{Prepared, Values};
 use crate::{ENGINE, Postgres, time};
 
 /// The entries of idempotency keys. The status is NULL if the request was purged.

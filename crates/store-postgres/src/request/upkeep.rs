@@ -13,9 +13,9 @@ use weir_store::request::{DeadRequest, PendingRequest, RequestAudit, Rollout, Ro
 
 use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
+use crate::connection::Values;
 use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable};
-use crate::connection::Values;
 use crate::{Postgres, time};
 
 const PENDING: &str = "

@@ -21,10 +21,10 @@ use weir_store::{Error, Result, shard};
 
 use super::{read_id, read_status, uuids};
 use crate::clock::CLOCK;
+use crate::connection::{Prepared, Values};
 use crate::pool::Session;
 use crate::queue::SHARDS;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::connection::{Prepared, Values};
 use crate::{Postgres, quota, time};
 
 /// Microseconds until the first job of these downstreams may be claimed: negative if it is overdue.

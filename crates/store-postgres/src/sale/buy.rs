@@ -12,9 +12,9 @@ use weir_store::{Batch, Result};
 
 use super::read;
 use crate::clock::CLOCK;
+use crate::connection::Values;
 use crate::pool::Session;
 use crate::row::{column, int};
-use crate::connection::Values;
 use crate::{Postgres, time};
 
 /// `NO KEY`, so that inserts of purchases, which only reference the product, need not wait.

@@ -8,9 +8,9 @@ use weir_core::sale::PurchaseReceipt;
 use weir_store::sale::{DeadPurchase, PURCHASES_TOPIC, ProductId, Purchase};
 use weir_store::{Result, shard};
 
+use crate::connection::Values;
 use crate::queue::SHARDS;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::connection::Values;
 use crate::{Postgres, time};
 
 const LOCK: &str = "SELECT id FROM products WHERE id = $1 FOR NO KEY UPDATE";

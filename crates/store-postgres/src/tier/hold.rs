@@ -11,8 +11,8 @@ use weir_store::Result;
 use weir_store::tier::{HoldAudit, NewHold, SettledHold};
 
 use crate::clock::CLOCK;
-use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::connection::Values;
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::{Postgres, time};
 
 const PUT: &str = "

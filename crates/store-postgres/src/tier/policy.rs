@@ -6,8 +6,8 @@ use weir_store::Result;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
 use crate::Postgres;
-use crate::row::{self, column, int, unreadable, unsigned};
 use crate::connection::Values;
+use crate::row::{self, column, int, unreadable, unsigned};
 
 const ALL: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries

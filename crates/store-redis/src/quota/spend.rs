@@ -83,7 +83,9 @@ impl UserSends<'_> {
 
     fn apply(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
         self.remainder = match reply {
-            Some(SpendReply::NoHash { nonce, redis_ms }) => RemainderState::NeedsReservation { nonce, redis_ms },
+            Some(SpendReply::NoHash { nonce, redis_ms }) => {
+                RemainderState::NeedsReservation { nonce, redis_ms }
+            }
             Some(SpendReply::Spent(mut hash_state)) => {
                 if let Some(clock) = clock {
                     hash_state.remaining = hash_state.reset_at().since(clock.now());
@@ -130,7 +132,10 @@ pub(super) async fn send_batch(
         }
     }
     write_behind.track(all_sends.iter().filter(|sends| !sends.grants.is_empty()).map(|sends| sends.user));
-    if all_sends.iter().all(|sends| sends.grants.is_empty() && matches!(sends.remainder, RemainderState::LeftToStore)) {
+    if all_sends
+        .iter()
+        .all(|sends| sends.grants.is_empty() && matches!(sends.remainder, RemainderState::LeftToStore))
+    {
         drop(all_sends);
         return shared.store.send_batch(batch.into()).await;
     }
@@ -300,7 +305,9 @@ fn refuse(all_sends: &[UserSends<'_>], outcomes: &mut [Option<SendOutcome>]) -> 
                         Some(SendOutcome::Denied { limits: *limits, denial: *denial, at: *at });
                 }
                 RemainderState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
-                RemainderState::Undecided | RemainderState::NeedsReservation { .. } | RemainderState::LeftToStore => {
+                RemainderState::Undecided
+                | RemainderState::NeedsReservation { .. }
+                | RemainderState::LeftToStore => {
                     left_to_store.push(command);
                 }
             }
