@@ -124,7 +124,11 @@ impl RateLimitEndpoint {
             return Ok(());
         }
         let headers = metadata.clone().into_headers();
-        match self.app.auth.authorize(Credentials::OperatorOrScope(LIMITS_CHECK), &headers) {
+        match self.app.auth.authorize(
+            Credentials::OperatorOrScope(LIMITS_CHECK),
+            &http::Method::POST,
+            &headers,
+        ) {
             Ok(_) => Ok(()),
             Err(error) if error.is_forbidden() => Err(Status::permission_denied(error.to_string())),
             Err(error) => Err(Status::unauthenticated(error.to_string())),

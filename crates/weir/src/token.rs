@@ -22,7 +22,7 @@ pub(crate) struct TokenArgs {
     /// The tenant whose data it gives access to
     #[arg(long)]
     tenant: Option<String>,
-    /// The scopes, such as requests:create,requests:read
+    /// The scopes, any of requests:create, requests:read, limits:check, admin, admin:read
     #[arg(long, value_delimiter = ',')]
     scope: Vec<String>,
     /// How long it is valid

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use subtle::ConstantTimeEq;
 use weir_core::TenantId;
 use weir_core::request::Scope;
@@ -15,11 +15,14 @@ pub const ADMIN_KEY_HEADER: &str = "x-admin-key";
 
 /// The scope of tokens that may spend from policies.
 pub const LIMITS_CHECK: &str = "limits:check";
+/// The scope of tokens that may do what the operator's key may.
+pub const ADMIN: &str = "admin";
+/// The scope of tokens that may read what operators may, and change nothing.
+pub const ADMIN_READ: &str = "admin:read";
 
 /// `WWW-Authenticate` of routes that accept a bearer token.
 pub(crate) const BEARER_CHALLENGE: &str = r#"Bearer realm="weir""#;
-/// `WWW-Authenticate` of routes that accept the operator's key. No registered scheme fits a key in its own header.
-const ADMIN_KEY_CHALLENGE: &str = r#"AdminKey realm="weir", header="X-Admin-Key""#;
+/// `WWW-Authenticate` of routes that also accept the operator's key. No registered scheme fits a key in its own header.
 const EITHER_CHALLENGE: &str = r#"Bearer realm="weir", AdminKey realm="weir", header="X-Admin-Key""#;
 
 /// The credentials that a route requires.
@@ -27,9 +30,9 @@ const EITHER_CHALLENGE: &str = r#"Bearer realm="weir", AdminKey realm="weir", he
 pub enum Credentials {
     /// None.
     Open,
-    /// The operator's key.
+    /// Those of an operator: the operator's key, or a token with the scope `admin`, or `admin:read` to read.
     Operator,
-    /// The operator's key, or a token with this scope.
+    /// Those of an operator, or a token with this scope.
     OperatorOrScope(&'static str),
     /// A valid token, whatever its scopes.
     Token,
@@ -42,7 +45,7 @@ pub enum Credentials {
 /// Whom the credentials of a caller identify.
 #[derive(Clone, Debug)]
 pub enum Identity {
-    /// Nobody: the route requires no credentials, or the operator's key.
+    /// Nobody that the handler needs to know: an operator, or anybody.
     None,
     /// The holder of a token.
     User(Arc<Claims>),
@@ -52,23 +55,23 @@ pub enum Identity {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// The operator's key is missing or wrong.
-    #[error(
-        "Missing or invalid X-Admin-Key header; unless WEIR_ADMIN_KEY is set, the key is in the file admin.key of \
-         the server's data directory"
-    )]
-    AdminKey,
     /// The token is missing or not valid.
     #[error(
         "Missing, invalid or expired bearer token; `weir token` prints one if the server signs tokens with its own secret"
     )]
     Token,
     /// The request carries neither the operator's key nor a valid token.
-    #[error("Send X-Admin-Key, or a bearer token that is valid and has not expired")]
+    #[error(
+        "Send X-Admin-Key, or a bearer token that is valid and has not expired; unless WEIR_ADMIN_KEY is set, the key is \
+         in the file admin.key of the server's data directory"
+    )]
     AdminKeyOrToken,
     /// The token is valid but lacks the scope.
     #[error("The token lacks the scope {0}; get one that has it")]
     Scope(&'static str),
+    /// The token may read what operators may, and the request is not a GET.
+    #[error("The scope admin:read may change nothing; get a token that has the scope admin")]
+    ReadOnly,
     /// The token is valid but names no tenant.
     #[error("The token names no tenant; get one whose tenant_id is a name of 1 to 255 characters")]
     Tenant,
@@ -78,16 +81,15 @@ impl AuthError {
     /// Whether the caller is known but not allowed (403), and not unknown (401).
     #[must_use]
     pub const fn is_forbidden(self) -> bool {
-        matches!(self, Self::Scope(_) | Self::Tenant)
+        matches!(self, Self::Scope(_) | Self::ReadOnly | Self::Tenant)
     }
 
     /// The value of `WWW-Authenticate`; `None` if the caller is known but not allowed.
     pub(crate) const fn challenge(self) -> Option<&'static str> {
         match self {
-            Self::AdminKey => Some(ADMIN_KEY_CHALLENGE),
             Self::Token => Some(BEARER_CHALLENGE),
             Self::AdminKeyOrToken => Some(EITHER_CHALLENGE),
-            Self::Scope(_) | Self::Tenant => None,
+            Self::Scope(_) | Self::ReadOnly | Self::Tenant => None,
         }
     }
 }
@@ -116,18 +118,39 @@ impl std::fmt::Debug for AdminKey {
 
 impl Auth {
     /// Checks the credentials of a request against those that its route requires.
-    pub fn authorize(&self, required: Credentials, headers: &HeaderMap) -> Result<Identity, AuthError> {
+    pub fn authorize(
+        &self,
+        required: Credentials,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Identity, AuthError> {
         match required {
             Credentials::Open | Credentials::Signature => Ok(Identity::None),
-            Credentials::Operator if self.admin.matches(headers) => Ok(Identity::None),
-            Credentials::Operator => Err(AuthError::AdminKey),
-            Credentials::OperatorOrScope(_) if self.admin.matches(headers) => Ok(Identity::None),
-            Credentials::OperatorOrScope(scope) => {
-                let claims = self.claims(headers).ok_or(AuthError::AdminKeyOrToken)?;
-                if claims.allows(scope) { Ok(Identity::None) } else { Err(AuthError::Scope(scope)) }
-            }
+            Credentials::Operator => self.operator(method, headers, None),
+            Credentials::OperatorOrScope(scope) => self.operator(method, headers, Some(scope)),
             Credentials::Token => self.claims(headers).map(Identity::User).ok_or(AuthError::Token),
             Credentials::Tenant(scope) => self.tenant(headers, scope).map(Identity::Tenant),
+        }
+    }
+
+    /// Admits an operator, and a caller whose token has `scope`.
+    fn operator(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        scope: Option<&'static str>,
+    ) -> Result<Identity, AuthError> {
+        if self.admin.matches(headers) {
+            return Ok(Identity::None);
+        }
+        let claims = self.claims(headers).ok_or(AuthError::AdminKeyOrToken)?;
+        if claims.allows(ADMIN) || scope.is_some_and(|scope| claims.allows(scope)) {
+            return Ok(Identity::None);
+        }
+        match claims.allows(ADMIN_READ) {
+            true if matches!(*method, Method::GET | Method::HEAD) => Ok(Identity::None),
+            true => Err(AuthError::ReadOnly),
+            false => Err(AuthError::Scope(scope.unwrap_or(ADMIN))),
         }
     }
 

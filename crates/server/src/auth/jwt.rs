@@ -44,10 +44,31 @@ struct SignedClaims {
     #[serde(default)]
     tenant_id: Option<String>,
     #[serde(default)]
-    scope: Option<String>,
+    scope: Option<SignedScope>,
     /// The time of signing.
     #[serde(default)]
     iat: Option<f64>,
+}
+
+/// Scopes as providers write them: separated by spaces, or as a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SignedScope {
+    Text(String),
+    List(Vec<String>),
+}
+
+impl SignedScope {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::List(mut scopes) => {
+                // No scope has a space in its name; joined, such an item would become several.
+                scopes.retain(|scope| !scope.contains(' '));
+                scopes.join(" ")
+            }
+        }
+    }
 }
 
 impl SignedClaims {
@@ -55,6 +76,7 @@ impl SignedClaims {
     fn into_claims(self, now_seconds: i64) -> Option<Claims> {
         let Self { sub, exp, tenant_id, scope, iat } = self;
         let is_past = iat.is_none_or(|iat| iat <= now_seconds as f64 + LEEWAY_SECONDS as f64);
+        let scope = scope.map(SignedScope::into_text);
         is_past.then(|| Claims { sub, exp: whole_seconds(exp), tenant_id, scope })
     }
 }

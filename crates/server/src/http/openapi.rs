@@ -139,7 +139,7 @@ fn complete(
         operation.request_body = None;
     }
     operation.summary = operation.summary.map(|summary| summary.trim_end_matches('.').to_owned());
-    operation.security = Some(responses::security(route.credentials));
+    operation.security = Some(responses::security(route.credentials, method));
     responses::complete(route, &mut operation);
     operation
 }
@@ -165,7 +165,8 @@ fn components() -> Components {
     let key = ApiKey::Header(ApiKeyValue::with_description("X-Admin-Key", about_key));
     components.add_security_scheme(responses::ADMIN_KEY, SecurityScheme::ApiKey(key));
     let about_token = "A JWT with `sub` and `exp`; `weir token --sub a@b.c` prints one. The request API also \
-                       needs `tenant_id` and a `scope`: `--tenant acme --scope requests:create,requests:read`.";
+                       needs `tenant_id` and a `scope`: `--tenant acme --scope requests:create,requests:read`. The scope `admin` is \
+                       as good as the operator's key, `admin:read` on GET.";
     let token =
         HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").description(Some(about_token));
     components.add_security_scheme(responses::BEARER, SecurityScheme::Http(token.build()));

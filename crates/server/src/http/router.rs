@@ -188,7 +188,7 @@ impl Router {
             let visitor = visitor.map_err(|error| Box::new(error.into_response()))?;
             request.extensions_mut().insert(visitor);
         }
-        let identity = self.app.auth.authorize(route.credentials, request.headers());
+        let identity = self.app.auth.authorize(route.credentials, request.method(), request.headers());
         let identity = identity.map_err(|error| Box::new(route.errors.refuse(error)))?;
         let extensions = request.extensions_mut();
         if !matches!(identity, Identity::None) {

@@ -32,7 +32,7 @@ struct SaleErrorParts {
 #[schema(as = SaleErrorDetails)]
 struct ErrorBody {
     /// `SOLD_OUT`, `SALE_NOT_ACTIVE`, `ALREADY_PURCHASED`, `CHALLENGE_REQUIRED` and `SALE_NOT_MODIFIABLE` come with
-    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `NOT_FOUND`, `RATE_LIMITED`, `SERVICE_UNAVAILABLE` with theirs.
+    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `FORBIDDEN`, `NOT_FOUND`, `RATE_LIMITED`, `SERVICE_UNAVAILABLE` with theirs.
     #[schema(pattern = "^[A-Z][A-Z_]*$", examples("SOLD_OUT"))]
     code: &'static str,
     #[schema(examples("Sorry, all items have been sold."))]
@@ -134,6 +134,7 @@ impl From<ApiError> for SaleError {
         let mut sale_error = match error.status() {
             StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(),
             StatusCode::UNAUTHORIZED => Self::unauthorized(),
+            StatusCode::FORBIDDEN => Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", error.message()),
             StatusCode::BAD_REQUEST => match error.field() {
                 Some((field, problem)) => Self::invalid_fields(vec![(field, problem.to_owned())], None),
                 None => Self::invalid(error.message()),

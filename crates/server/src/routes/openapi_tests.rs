@@ -92,8 +92,11 @@ fn the_document_has_what_follows_from_the_route_table() {
     for status in ["400", "401", "403", "404", "408", "413", "415", "503"] {
         assert!(check["responses"].get(status).is_some(), "{status}");
     }
+    let of_operator = |method: &str| operation(method, "/admin/tiers/{tier}")["security"].to_string();
+    assert_eq!(of_operator("get"), r#"[{"adminKey":[]},{"bearer":["admin:read"]}]"#);
+    assert_eq!(of_operator("put"), r#"[{"adminKey":[]},{"bearer":["admin"]}]"#);
     let product = operation("get", "/api/v1/products/{sku}");
-    assert_eq!(product["responses"]["401"]["$ref"], "#/components/responses/SaleNoAdminKey");
+    assert_eq!(product["responses"]["401"]["$ref"], "#/components/responses/SaleNoCredentials");
     let error = &product["responses"]["404"]["content"]["application/json"]["schema"]["$ref"];
     assert_eq!(error, "#/components/schemas/SaleError");
     assert!(operation("get", "/sale/{file}")["responses"]["404"].get("content").is_none());

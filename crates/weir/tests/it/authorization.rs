@@ -10,7 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
 use serde_json::{Value, json};
 use weir_core::request::Scope;
-use weir_server::auth::credentials::Credentials;
+use weir_server::auth::credentials::{ADMIN, ADMIN_READ, Credentials};
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::http::route::{ErrorFormat, Route};
 use weir_server::routes::routes;
@@ -108,8 +108,8 @@ impl Fixture {
     }
 
     /// The calls that a route must refuse.
-    fn attempts(&self, credentials: Credentials) -> Vec<Attempt> {
-        let (scope, takes_key) = match credentials {
+    fn attempts(&self, credentials: Credentials, method: &Method) -> Vec<Attempt> {
+        let (scope, takes_operators) = match credentials {
             Credentials::Open => return Vec::new(),
             Credentials::Operator => (None, true),
             Credentials::OperatorOrScope(scope) => (Some(scope), true),
@@ -123,24 +123,31 @@ impl Fixture {
             unknown("a wrong key", Some(("x-admin-key", format!("{}x", self.admin_key)))),
             unknown("an empty key", Some(("x-admin-key", String::new()))),
         ];
-        if !takes_key {
+        if !takes_operators {
             attempts.push(unknown("the operator's key", Some(("x-admin-key", self.admin_key.clone()))));
         }
-        for (name, token) in self.bad_tokens(scope) {
+        for (name, token) in self.bad_tokens(scope.or(Some(ADMIN))) {
             attempts.push(unknown(&name, Some(("authorization", token))));
         }
-        let scopes = scopes();
-        let others: Vec<&str> = scopes.iter().copied().filter(|other| Some(*other) != scope).collect();
+        let mut others: Vec<&str> = scopes().into_iter().filter(|other| Some(*other) != scope).collect();
+        if takes_operators && *method != Method::GET {
+            others.push(ADMIN_READ);
+        }
         match credentials {
-            Credentials::Operator | Credentials::Signature => {
+            Credentials::Signature => {
                 let all = self.token(Some("acme"), Some(&others.join(" ")));
                 attempts.push(unknown("a token with every scope", Some(("authorization", all))));
             }
-            Credentials::OperatorOrScope(_) | Credentials::Tenant(_) => {
+            Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::Tenant(_) => {
+                if !takes_operators {
+                    others.extend([ADMIN, ADMIN_READ]);
+                }
                 for other in others.iter().map(|other| Some(*other)).chain([None, Some("")]) {
                     let token = self.token(Some("acme"), other);
                     attempts.push(forbidden(&format!("the scope {other:?}"), Some(("authorization", token))));
                 }
+                let all = self.token(Some("acme"), Some(&others.join(" ")));
+                attempts.push(forbidden("every other scope", Some(("authorization", all))));
             }
             Credentials::Open | Credentials::Token => {}
         }
@@ -154,13 +161,16 @@ impl Fixture {
     }
 
     /// The credentials that a route must accept.
-    fn accepted(&self, credentials: Credentials) -> Vec<(&'static str, String)> {
-        let key = || ("x-admin-key", self.admin_key.clone());
+    fn accepted(&self, credentials: Credentials, method: &Method) -> Vec<(&'static str, String)> {
         let token = |tenant, scope| ("authorization", self.token(tenant, scope));
+        let operators = || {
+            let read = (*method == Method::GET).then(|| token(None, Some(ADMIN_READ)));
+            [("x-admin-key", self.admin_key.clone()), token(None, Some(ADMIN))].into_iter().chain(read)
+        };
         match credentials {
             Credentials::Open | Credentials::Signature => Vec::new(),
-            Credentials::Operator => vec![key()],
-            Credentials::OperatorOrScope(scope) => vec![key(), token(None, Some(scope))],
+            Credentials::Operator => operators().collect(),
+            Credentials::OperatorOrScope(scope) => operators().chain([token(None, Some(scope))]).collect(),
             Credentials::Token => vec![token(None, None)],
             Credentials::Tenant(scope) => vec![token(Some("acme"), Some(scope.as_str()))],
         }
@@ -181,14 +191,14 @@ impl Fixture {
     }
 }
 
-/// Every scope that a route requires, and one that none requires.
+/// Every scope that a route requires, except those of operators, and some that none requires.
 fn scopes() -> BTreeSet<&'static str> {
     let of_routes = routes().into_iter().filter_map(|route| match route.credentials {
         Credentials::OperatorOrScope(scope) => Some(scope),
         Credentials::Tenant(scope) => Some(scope.as_str()),
         _ => None,
     });
-    of_routes.chain(["openid"]).collect()
+    of_routes.chain(["openid", "ADMIN", "admin:write", "administrator"]).collect()
 }
 
 /// The methods with which a route is called here.
@@ -223,14 +233,13 @@ fn check_refusal(route: &Route, response: &Response, at: &str) {
         }
         ErrorFormat::Sale => {
             assert_eq!(body["success"], false, "{at}");
-            "UNAUTHORIZED"
+            if response.status == 401 { "UNAUTHORIZED" } else { "FORBIDDEN" }
         }
     };
     if response.status == 401 {
         let challenge = response.header("www-authenticate").unwrap_or_else(|| panic!("{at}: no challenge"));
         let (takes_token, takes_key) = match route.credentials {
-            Credentials::Operator => (false, true),
-            Credentials::OperatorOrScope(_) => (true, true),
+            Credentials::Operator | Credentials::OperatorOrScope(_) => (true, true),
             Credentials::Token | Credentials::Tenant(_) => (true, false),
             Credentials::Open | Credentials::Signature => (false, false),
         };
@@ -247,7 +256,7 @@ async fn calls_without_the_required_credentials_are_refused() {
     let mut count = 0;
     for route in routes() {
         for method in methods(&route) {
-            for Attempt { name, header, status } in fixture.attempts(route.credentials) {
+            for Attempt { name, header, status } in fixture.attempts(route.credentials, &method) {
                 let header = header.as_ref().map(|(name, value)| (*name, value.as_str()));
                 // The body is invalid, too: credentials are checked first.
                 let response = fixture.call(&method, &path(&route, UNKNOWN_ID), header, &json!([])).await;
@@ -266,7 +275,7 @@ async fn calls_with_the_required_credentials_are_accepted() {
     let fixture = Fixture::start().await;
     for route in routes() {
         for method in methods(&route) {
-            for (name, value) in fixture.accepted(route.credentials) {
+            for (name, value) in fixture.accepted(route.credentials, &method) {
                 let header = Some((name, value.as_str()));
                 let response = fixture.call(&method, &path(&route, UNKNOWN_ID), header, &json!({})).await;
                 let status = response.status;

@@ -381,9 +381,14 @@ async fn a_public_listener_requires_credentials() {
     assert_eq!(long.code(), Fault::OutOfRange, "a health check's name is bounded");
     assert_eq!(with("x-admin-key", "wrong".into()).await.unwrap_err().code(), Fault::Unauthenticated);
     assert_eq!(with("authorization", "Bearer x".into()).await.unwrap_err().code(), Fault::Unauthenticated);
-    let other = with("authorization", bearing("requests:read")).await.unwrap_err();
-    assert_eq!(other.code(), Fault::PermissionDenied);
-    assert_eq!(with("authorization", bearing("limits:check")).await.unwrap().overall_code(), Code::Ok);
+    for scope in ["requests:read", "admin:read"] {
+        let other = with("authorization", bearing(scope)).await.unwrap_err();
+        assert_eq!(other.code(), Fault::PermissionDenied, "{scope}");
+    }
+    for scope in ["limits:check", "admin"] {
+        let accepted = with("authorization", bearing(scope)).await.unwrap();
+        assert_eq!(accepted.overall_code(), Code::Ok, "{scope}");
+    }
     assert_eq!(with("x-admin-key", running.admin_key()).await.unwrap().overall_code(), Code::Ok);
 }
 

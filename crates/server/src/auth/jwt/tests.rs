@@ -90,6 +90,33 @@ fn times_may_have_a_fraction() {
 }
 
 #[test]
+fn scopes_are_a_text_or_a_list() {
+    let verifier = TokenVerifier::from_secret(SECRET);
+    let with = |scope: serde_json::Value| {
+        let body = serde_json::json!({"sub": "a", "exp": FAR, "scope": scope});
+        verifier.verify(&signed(&Header::new(Algorithm::HS256), &body))
+    };
+    for scope in [serde_json::json!("x requests:read"), serde_json::json!(["requests:read", "x"])] {
+        let claims = with(scope.clone()).unwrap();
+        assert!(
+            claims.allows("requests:read") && claims.allows("x") && !claims.allows("requests"),
+            "{scope}"
+        );
+    }
+    for none in [
+        serde_json::json!(null),
+        serde_json::json!([]),
+        serde_json::json!(""),
+        serde_json::json!(["x admin"]),
+    ] {
+        assert!(!with(none.clone()).unwrap().allows("admin"), "{none}");
+    }
+    for odd in [serde_json::json!(7), serde_json::json!({"admin": true}), serde_json::json!(["admin", 7])] {
+        assert!(with(odd.clone()).is_none(), "{odd}");
+    }
+}
+
+#[test]
 fn a_token_with_critical_extensions_is_refused() {
     let verifier = TokenVerifier::from_secret(SECRET);
     let body = serde_json::json!({"sub": "a", "exp": FAR});

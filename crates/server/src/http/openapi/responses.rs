@@ -10,9 +10,9 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::response::{Response, ResponseBuilder};
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::openapi::security::SecurityRequirement;
-use utoipa::openapi::{Ref, RefOr};
+use utoipa::openapi::{HttpMethod, Ref, RefOr};
 
-use crate::auth::credentials::Credentials;
+use crate::auth::credentials::{ADMIN, ADMIN_READ, Credentials};
 use crate::http::error::ErrorResponse;
 use crate::http::route::{ErrorFormat, PeerUse, Route};
 use crate::http::sale_error::SaleErrorResponse;
@@ -38,12 +38,6 @@ const INVALID: SharedError = SharedError {
     about: "A parameter or field is missing, has the wrong type or is out of range, or the body is not JSON. \
             The message names the field. Nothing was changed; the same call will fail again.",
 };
-const NO_ADMIN_KEY: SharedError = SharedError {
-    name: "NoAdminKey",
-    status: "401",
-    about: "`X-Admin-Key` is missing or wrong. Nothing was done. Unless `WEIR_ADMIN_KEY` is set, the key is in \
-            the data directory.",
-};
 const NO_TOKEN: SharedError = SharedError {
     name: "NoToken",
     status: "401",
@@ -53,7 +47,8 @@ const NO_TOKEN: SharedError = SharedError {
 const NO_CREDENTIALS: SharedError = SharedError {
     name: "NoCredentials",
     status: "401",
-    about: "There is neither the operator's key nor a valid token. Nothing was spent.",
+    about: "There is neither the operator's key in `X-Admin-Key` nor a valid token. Nothing was done. Unless \
+            `WEIR_ADMIN_KEY` is set, the key is in the data directory.",
 };
 const NO_SIGNATURE: SharedError = SharedError {
     name: "NoSignature",
@@ -63,7 +58,8 @@ const NO_SIGNATURE: SharedError = SharedError {
 const NO_SCOPE: SharedError = SharedError {
     name: "NoScope",
     status: "403",
-    about: "The token is valid, but lacks the scope, or names no tenant where one is needed. Nothing was done.",
+    about: "The token is valid, but lacks the scope, names no tenant where one is needed, or may only read \
+            (`admin:read`). Nothing was done.",
 };
 const TOO_SLOW: SharedError = SharedError {
     name: "RequestTimeout",
@@ -96,9 +92,8 @@ const UNAVAILABLE: SharedError = SharedError {
             all; a delete, discard or replay that was done already then answers 404. `/health` says which \
             engine is down.",
 };
-const SHARED_ERRORS: [&SharedError; 11] = [
+const SHARED_ERRORS: [&SharedError; 10] = [
     &INVALID,
-    &NO_ADMIN_KEY,
     &NO_TOKEN,
     &NO_CREDENTIALS,
     &NO_SIGNATURE,
@@ -111,12 +106,13 @@ const SHARED_ERRORS: [&SharedError; 11] = [
 ];
 
 /// The credentials of a route as OpenAPI security requirements. Signatures are described as header parameters instead.
-pub(crate) fn security(credentials: Credentials) -> Vec<SecurityRequirement> {
+pub(crate) fn security(credentials: Credentials, method: &HttpMethod) -> Vec<SecurityRequirement> {
     let token = |scope: Option<&str>| SecurityRequirement::new(BEARER, scope);
     let key = || SecurityRequirement::new(ADMIN_KEY, None::<&str>);
     match credentials {
         Credentials::Open | Credentials::Signature => Vec::new(),
-        Credentials::Operator => vec![key()],
+        Credentials::Operator if *method == HttpMethod::Get => vec![key(), token(Some(ADMIN_READ))],
+        Credentials::Operator => vec![key(), token(Some(ADMIN))],
         Credentials::OperatorOrScope(scope) => vec![key(), token(Some(scope))],
         Credentials::Token => vec![token(None)],
         Credentials::Tenant(scope) => vec![token(Some(scope.as_str()))],
@@ -151,8 +147,7 @@ fn shared_errors(route: &Route, operation: &Operation) -> Vec<&'static SharedErr
     let has_query = operation.parameters.iter().flatten().any(is_query);
     let mut errors: Vec<&'static SharedError> = match route.credentials {
         Credentials::Open => vec![],
-        Credentials::Operator => vec![&NO_ADMIN_KEY],
-        Credentials::OperatorOrScope(_) => vec![&NO_CREDENTIALS, &NO_SCOPE],
+        Credentials::Operator | Credentials::OperatorOrScope(_) => vec![&NO_CREDENTIALS, &NO_SCOPE],
         Credentials::Token => vec![&NO_TOKEN],
         Credentials::Tenant(_) => vec![&NO_TOKEN, &NO_SCOPE],
         Credentials::Signature => vec![&NO_SIGNATURE],

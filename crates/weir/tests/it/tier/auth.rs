@@ -49,10 +49,14 @@ async fn definitions_need_the_operator_and_users_see_only_their_own_limits() {
         (Method::DELETE, "/admin/policies/p"),
         (Method::DELETE, "/admin/policies/p/keys/k"),
     ];
-    for stranger in [server.client(), bearing(&server.weir, "svc", Some("limits:check"))] {
+    let caller = bearing(&server.weir, "svc", Some("limits:check"));
+    for (stranger, status, code, message) in [
+        (server.client(), 401, "UNAUTHENTICATED", "X-Admin-Key"),
+        (caller, 403, "UNAUTHORIZED_SCOPE", "the scope admin"),
+    ] {
         for (method, path) in &routes {
             let response = stranger.request(method.clone(), path, &[], "{}").await.unwrap();
-            expect_error(&response, 401, "UNAUTHENTICATED", "X-Admin-Key");
+            expect_error(&response, status, code, message);
         }
     }
     let response = server.operator().get("/api/v1/limits/me").await.unwrap();
