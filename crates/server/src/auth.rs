@@ -17,6 +17,8 @@ use crate::settings::source::SettingError;
 pub struct Auth {
     pub admin: credentials::AdminKey,
     pub tokens: jwt::TokenVerifier,
+    /// Whether callers without credentials may use quota and slot.
+    pub allow_anonymous: bool,
     /// Verifies callbacks and signs webhooks.
     pub webhook: webhook::WebhookSecret,
 }
@@ -37,7 +39,8 @@ impl Auth {
             None => jwt::TokenVerifier::from_secret(&jwt_secret(settings, data)?),
         };
         let tokens = tokens.requiring(settings.issuer.as_deref(), settings.audience.as_deref());
-        Ok(Self { admin: credentials::AdminKey::new(&admin), tokens, webhook })
+        let (admin, allow_anonymous) = (credentials::AdminKey::new(&admin), settings.allow_anonymous);
+        Ok(Self { admin, tokens, allow_anonymous, webhook })
     }
 }
 

@@ -10,7 +10,6 @@ mod codec;
 mod decide;
 pub mod message;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,8 +58,7 @@ const GRACE: Duration = Duration::from_secs(2);
 pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
-    let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
-    let is_open = is_local || app.settings.auth.allow_anonymous;
+    let is_open = app.settings.auth.allow_anonymous_grpc;
     let rate_limits = RateLimitServiceServer::new(RateLimitEndpoint { is_open, app: Arc::clone(&app) })
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let settings = app.settings.http;
@@ -102,7 +100,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
 #[derive(Clone)]
 struct RateLimitEndpoint {
     app: Arc<App>,
-    /// Whether requests without credentials are admitted: on a loopback address, or if the settings allow it.
+    /// Whether requests without credentials are admitted.
     is_open: bool,
 }
 
@@ -134,8 +132,4 @@ impl RateLimitEndpoint {
             Err(error) => Err(Status::unauthenticated(error.to_string())),
         }
     }
-}
-
-fn is_loopback(ip: IpAddr) -> bool {
-    ip.to_canonical().is_loopback()
 }

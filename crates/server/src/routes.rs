@@ -7,8 +7,10 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderName, Method};
 use weir_core::request::Scope;
 
-use crate::auth::credentials::Credentials::{Open, Operator, OperatorOrScope, Signature, Tenant, Token};
-use crate::auth::credentials::{Credentials, LIMITS_CHECK};
+use crate::auth::credentials::Credentials::{
+    AnonymousOrScope, Open, Operator, OperatorOrScope, Signature, Tenant, Token,
+};
+use crate::auth::credentials::{Credentials, LIMITS_CHECK, QUOTA_CONFIGURE, QUOTA_SEND, SLOTS_ASSIGN};
 use crate::gateway::routes as gateway;
 use crate::http::openapi;
 use crate::http::openapi::describe;
@@ -21,7 +23,7 @@ use crate::sale::routes as sale;
 use crate::slot::routes as slot;
 use crate::tier::routes as tier;
 
-/// `route!(POST "/api/send", Open, quota::send_message)` is a route with its handler and the handler's `#[utoipa::path]`.
+/// `route!(POST "/api/send", SEND, quota::send_message)` is a route with its handler and the handler's `#[utoipa::path]`.
 /// That attribute defines a type beside the handler, with the prefix `__path_`.
 macro_rules! route {
     (@description [$($module:ident ::)*] $handler:ident) => { pastey::paste! { $($module ::)* [<__path_ $handler>] } };
@@ -42,6 +44,9 @@ macro_rules! route {
 }
 
 const CHECK: Credentials = OperatorOrScope(LIMITS_CHECK);
+const CONFIGURE: Credentials = AnonymousOrScope(QUOTA_CONFIGURE);
+const SEND: Credentials = AnonymousOrScope(QUOTA_SEND);
+const ASSIGN: Credentials = AnonymousOrScope(SLOTS_ASSIGN);
 const CREATE: Credentials = Tenant(Scope::Create);
 const READ: Credentials = Tenant(Scope::Read);
 
@@ -52,21 +57,21 @@ pub fn routes() -> Vec<Route> {
 
 fn quota() -> Vec<Route> {
     vec![
-        route!(POST "/api/config", Open, quota::configure_quota),
-        route!(GET "/api/config/{userId}", Open, quota::get_quota),
-        route!(DELETE "/api/config/{userId}", Open, quota::delete_quota),
-        route!(POST "/api/send", Open, quota::send_message),
+        route!(POST "/api/config", CONFIGURE, quota::configure_quota),
+        route!(GET "/api/config/{userId}", CONFIGURE, quota::get_quota),
+        route!(DELETE "/api/config/{userId}", CONFIGURE, quota::delete_quota),
+        route!(POST "/api/send", SEND, quota::send_message),
     ]
 }
 
 fn slot() -> Vec<Route> {
     vec![
-        route!(POST "/api/v1/slots", Open, slot::assign_slot),
-        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots).never_unavailable(),
-        route!(POST "/api/v1/slots/forecast", Open, slot::forecast_slots),
-        route!(GET "/api/v1/slots/windows", Open, slot::list_windows),
-        route!(GET "/api/v1/slots/{eventId}", Open, slot::get_slot),
-        route!(DELETE "/api/v1/slots/{eventId}", Open, slot::give_slot_back),
+        route!(POST "/api/v1/slots", ASSIGN, slot::assign_slot),
+        route!(POST "/api/v1/slots/bulk", ASSIGN, slot::bulk::assign_slots).never_unavailable(),
+        route!(POST "/api/v1/slots/forecast", ASSIGN, slot::forecast_slots),
+        route!(GET "/api/v1/slots/windows", ASSIGN, slot::list_windows),
+        route!(GET "/api/v1/slots/{eventId}", ASSIGN, slot::get_slot),
+        route!(DELETE "/api/v1/slots/{eventId}", ASSIGN, slot::give_slot_back),
         route!(POST "/admin/rate-limit/config", Operator, slot::config::put_config),
         route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),
         route!(GET "/admin/rate-limit/config/{name}", Operator, slot::config::get_config),

@@ -50,10 +50,11 @@ impl Settings {
     /// Fails with the first setting that is wrong, or that is in the file and unknown.
     pub fn read(sources: Sources) -> Result<Self, SettingError> {
         let mut reader = SettingsReader::new(sources);
+        let process = process::ProcessSettings::read(&mut reader)?;
         let mut settings = Self {
-            process: process::ProcessSettings::read(&mut reader)?,
             store: store::StoreSettings::read(&mut reader)?,
-            auth: auth::AuthSettings::read(&mut reader)?,
+            auth: auth::AuthSettings::read(&mut reader, &process)?,
+            process,
             http: http::HttpSettings::read(&mut reader)?,
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: SenderSettings::read(&mut reader)?,
@@ -69,7 +70,6 @@ impl Settings {
         };
         settings.unknown_variables = reader.unknown_variables();
         reader.finish()?;
-        settings.process.check_anonymous_access(&settings.auth)?;
         settings.http.check()?;
         settings.store.check(settings.http.timeout)?;
         Ok(settings)

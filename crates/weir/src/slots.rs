@@ -25,6 +25,20 @@ pub(crate) struct ServerArgs {
     /// The server's HTTP API [env: WEIR_LISTEN] [default: http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// The server's data directory, to send the admin key in it; WEIR_ADMIN_KEY is sent whenever it is set
+    #[arg(long, value_name = "DIRECTORY")]
+    data: Option<String>,
+}
+
+impl ServerArgs {
+    /// A client that sends the operator's key if the caller has named one. A server on loopback requires none by default.
+    fn client(&self) -> anyhow::Result<Client> {
+        if self.data.is_some() || std::env::var_os("WEIR_ADMIN_KEY").is_some() {
+            Client::for_operator(self.url.as_deref(), self.data.as_deref())
+        } else {
+            Client::new(self.url.as_deref())
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -54,7 +68,7 @@ pub(crate) fn run(command: SlotsCommand) -> anyhow::Result<ExitCode> {
 
 async fn forecast(arguments: ForecastArgs) -> anyhow::Result<ExitCode> {
     let ForecastArgs { server, config, time, events } = arguments;
-    let client = Client::new(server.url.as_deref())?;
+    let client = server.client()?;
     let body = json!({"configName": config, "requestedTime": time, "events": events});
     let (status, answer) =
         client.post("/api/v1/slots/forecast", "application/json", body.to_string().into()).await?;

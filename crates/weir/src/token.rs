@@ -22,7 +22,8 @@ pub(crate) struct TokenArgs {
     /// The tenant whose data it gives access to
     #[arg(long)]
     tenant: Option<String>,
-    /// The scopes, any of requests:create, requests:read, limits:check, admin, admin:read
+    /// The scopes, any of quota:configure, quota:send, slots:assign, requests:create, requests:read, limits:check, admin,
+    /// admin:read
     #[arg(long, value_delimiter = ',')]
     scope: Vec<String>,
     /// How long it is valid

@@ -15,6 +15,12 @@ pub const ADMIN_KEY_HEADER: &str = "x-admin-key";
 
 /// The scope of tokens that may spend from policies.
 pub const LIMITS_CHECK: &str = "limits:check";
+/// The scope of tokens that may configure quota.
+pub const QUOTA_CONFIGURE: &str = "quota:configure";
+/// The scope of tokens that may send messages.
+pub const QUOTA_SEND: &str = "quota:send";
+/// The scope of tokens that may use slots.
+pub const SLOTS_ASSIGN: &str = "slots:assign";
 /// The scope of tokens that may do what the operator's key may.
 pub const ADMIN: &str = "admin";
 /// The scope of tokens that may read what operators may, and change nothing.
@@ -34,6 +40,8 @@ pub enum Credentials {
     Operator,
     /// Those of an operator, or a token with this scope.
     OperatorOrScope(&'static str),
+    /// None while anonymous callers are allowed, otherwise those of an operator or a token with this scope.
+    AnonymousOrScope(&'static str),
     /// A valid token, whatever its scopes.
     Token,
     /// A token with this scope that names a tenant.
@@ -127,7 +135,10 @@ impl Auth {
         match required {
             Credentials::Open | Credentials::Signature => Ok(Identity::None),
             Credentials::Operator => self.operator(method, headers, None),
-            Credentials::OperatorOrScope(scope) => self.operator(method, headers, Some(scope)),
+            Credentials::AnonymousOrScope(_) if self.allow_anonymous => Ok(Identity::None),
+            Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => {
+                self.operator(method, headers, Some(scope))
+            }
             Credentials::Token => self.claims(headers).map(Identity::User).ok_or(AuthError::Token),
             Credentials::Tenant(scope) => self.tenant(headers, scope).map(Identity::Tenant),
         }

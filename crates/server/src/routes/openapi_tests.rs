@@ -95,6 +95,8 @@ fn the_document_has_what_follows_from_the_route_table() {
     let of_operator = |method: &str| operation(method, "/admin/tiers/{tier}")["security"].to_string();
     assert_eq!(of_operator("get"), r#"[{"adminKey":[]},{"bearer":["admin:read"]}]"#);
     assert_eq!(of_operator("put"), r#"[{"adminKey":[]},{"bearer":["admin"]}]"#);
+    let send = operation("post", "/api/send");
+    assert_eq!(send["security"].to_string(), r#"[{},{"adminKey":[]},{"bearer":["quota:send"]}]"#);
     let product = operation("get", "/api/v1/products/{sku}");
     assert_eq!(product["responses"]["401"]["$ref"], "#/components/responses/SaleNoCredentials");
     let error = &product["responses"]["404"]["content"]["application/json"]["schema"]["$ref"];

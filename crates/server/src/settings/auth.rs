@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::parse::boolean;
+use super::process::{ProcessSettings, is_loopback};
 use super::source::{SettingError, SettingsReader};
 
 /// The shortest admin key, in bytes.
@@ -25,15 +26,19 @@ pub struct AuthSettings {
     pub issuer: Option<String>,
     /// `auth.audience`: the required `aud` of tokens.
     pub audience: Option<String>,
-    /// `WEIR_ALLOW_ANONYMOUS`: whether endpoints without credentials may be served on an address other than loopback.
+    /// `WEIR_ALLOW_ANONYMOUS`: whether the endpoints of quota and slot take callers without credentials. Unless it is set,
+    /// they do on a loopback address.
     pub allow_anonymous: bool,
+    /// The same for gRPC, which has an address of its own.
+    pub allow_anonymous_grpc: bool,
 }
 
 impl AuthSettings {
-    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader, process: &ProcessSettings) -> Result<Self, SettingError> {
         let at_least = |bytes: usize| move |text: &str| (text.len() >= bytes).then(|| text.to_owned());
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
         let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));
+        let allow_anonymous = reader.get_optional("allow_anonymous", boolean, "true or false")?;
         Ok(Self {
             admin_key: reader.get_optional("admin_key", admin_key, ADMIN_KEY)?,
             jwt_secret: reader.get_optional(
@@ -44,7 +49,8 @@ impl AuthSettings {
             jwks_file: reader.get_optional("jwks_file", path, "the path of a JWKS file")?,
             issuer: reader.get("auth.issuer", None, name, "the iss of tokens")?,
             audience: reader.get("auth.audience", None, name, "the aud of tokens")?,
-            allow_anonymous: reader.get("allow_anonymous", false, boolean, "true or false")?,
+            allow_anonymous: allow_anonymous.unwrap_or(is_loopback(process.listen)),
+            allow_anonymous_grpc: allow_anonymous.unwrap_or(is_loopback(process.grpc_listen)),
         })
     }
 }
@@ -67,6 +73,7 @@ impl std::fmt::Debug for AuthSettings {
             .field("issuer", &self.issuer)
             .field("audience", &self.audience)
             .field("allow_anonymous", &self.allow_anonymous)
+            .field("allow_anonymous_grpc", &self.allow_anonymous_grpc)
             .finish()
     }
 }

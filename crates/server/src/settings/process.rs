@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::auth::AuthSettings;
 use super::source::{SettingError, SettingsReader};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,18 +80,7 @@ impl ProcessSettings {
     /// Whether only this machine can reach the HTTP API.
     #[must_use]
     pub fn is_on_loopback(&self) -> bool {
-        self.listen.ip().to_canonical().is_loopback()
-    }
-
-    /// Refuses to serve endpoints without credentials to the network, unless the settings allow it.
-    pub(crate) fn check_anonymous_access(&self, auth: &AuthSettings) -> Result<(), SettingError> {
-        let is_exposed = self.roles.api && !self.is_on_loopback() && !auth.allow_anonymous;
-        if !is_exposed {
-            return Ok(());
-        }
-        let allowed = "a loopback address such as 127.0.0.1:8080, because /api/config and /api/send take no \
-                       credentials; set WEIR_ALLOW_ANONYMOUS=true if everybody who reaches it may use them";
-        Err(SettingError::new("listen", self.listen, allowed))
+        is_loopback(self.listen)
     }
 }
 
@@ -109,4 +97,9 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
         return Some(address);
     }
     std::net::ToSocketAddrs::to_socket_addrs(text).ok()?.next()
+}
+
+/// Whether only this machine can reach an address.
+pub(crate) fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
 }

@@ -59,9 +59,9 @@ fn the_default_file_states_every_setting_with_its_default() {
 }
 
 fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
-    process::ProcessSettings::read(reader).unwrap();
+    let process = process::ProcessSettings::read(reader).unwrap();
     store::StoreSettings::read(reader).unwrap();
-    auth::AuthSettings::read(reader).unwrap();
+    auth::AuthSettings::read(reader, &process).unwrap();
     http::HttpSettings::read(reader).unwrap();
     lane::LaneSettings::read(reader).unwrap();
     SenderSettings::read(reader).unwrap();
@@ -200,16 +200,19 @@ fn a_name_that_is_no_setting_is_refused() {
 }
 
 #[test]
-fn open_endpoints_on_the_network_must_be_allowed_explicitly() {
-    let open = [("WEIR_LISTEN", "0.0.0.0:8080")];
-    let sentence = Settings::read(environment(&open)).unwrap_err().to_string();
-    assert!(sentence.contains("WEIR_ALLOW_ANONYMOUS"), "{sentence}");
-    let allowed = [open[0], ("WEIR_ALLOW_ANONYMOUS", "true")];
-    assert!(Settings::read(environment(&allowed)).is_ok());
-    let no_api = [open[0], ("WEIR_ROLES", "sender")];
-    assert!(Settings::read(environment(&no_api)).is_ok());
-    for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-        assert!(Settings::read(environment(&[("WEIR_LISTEN", loopback)])).is_ok(), "{loopback}");
+fn anonymous_callers_are_allowed_on_loopback_unless_the_setting_says_otherwise() {
+    let allowed = |pairs: &[(&str, &str)]| {
+        let auth = Settings::read(environment(pairs)).unwrap().auth;
+        (auth.allow_anonymous, auth.allow_anonymous_grpc)
+    };
+    for address in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert_eq!(allowed(&[("WEIR_LISTEN", address)]), (true, true), "{address}");
+        assert_eq!(allowed(&[("WEIR_LISTEN", address), ("WEIR_ALLOW_ANONYMOUS", "false")]), (false, false));
+    }
+    for address in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1"] {
+        assert_eq!(allowed(&[("WEIR_LISTEN", address)]), (false, true), "{address}");
+        assert_eq!(allowed(&[("WEIR_GRPC_LISTEN", address)]), (true, false), "{address}");
+        assert_eq!(allowed(&[("WEIR_LISTEN", address), ("WEIR_ALLOW_ANONYMOUS", "true")]), (true, true));
     }
 }
 

@@ -94,7 +94,7 @@ impl ImportTally {
 
 pub(super) async fn run(arguments: ImportArgs) -> anyhow::Result<ExitCode> {
     let ImportArgs { server, file, config, time } = arguments;
-    let client = Client::new(server.url.as_deref())?;
+    let client = server.client()?;
     let (mut events, size) = Events::open(&file, CsvDefaults { config, time })?;
     let mut progress = ProgressLine::new(size);
     let mut tally = ImportTally::default();

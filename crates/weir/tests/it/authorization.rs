@@ -17,7 +17,7 @@ use weir_server::routes::routes;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, Running, Store};
+use crate::fixtures::{InProcess, PATIENCE, Running, Store};
 
 /// An expiry far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;
@@ -25,17 +25,7 @@ const FAR: u64 = 4_000_000_000;
 const UNKNOWN_ID: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
 
 /// Routes that require no credentials, or for which this test cannot create them, and the reason.
-const NOT_COVERED: [(&str, &str); 24] = [
-    ("POST /api/config", "quota has no callers of its own: the network protects it"),
-    ("GET /api/config/{userId}", "quota has no callers of its own"),
-    ("DELETE /api/config/{userId}", "quota has no callers of its own"),
-    ("POST /api/send", "quota has no callers of its own"),
-    ("POST /api/v1/slots", "slot has no callers of its own: the network protects it"),
-    ("POST /api/v1/slots/bulk", "slot has no callers of its own"),
-    ("POST /api/v1/slots/forecast", "slot has no callers of its own"),
-    ("GET /api/v1/slots/windows", "slot has no callers of its own"),
-    ("GET /api/v1/slots/{eventId}", "slot has no callers of its own"),
-    ("DELETE /api/v1/slots/{eventId}", "slot has no callers of its own"),
+const NOT_COVERED: [(&str, &str); 14] = [
     (
         "POST /v1/requests/{requestId}/callback",
         "signed over its body; request/callback.rs tests valid signatures",
@@ -71,7 +61,8 @@ struct Attempt {
 
 impl Fixture {
     async fn start() -> Self {
-        let running = Running::start(Store::Embedded).await;
+        // Even on a loopback address quota and slot then require credentials.
+        let running = Running::start_with(Store::Embedded, &[("WEIR_ALLOW_ANONYMOUS", "false")]).await;
         let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
         let admin_key = running.weir.admin_key();
         Self { running, secret, admin_key }
@@ -112,7 +103,7 @@ impl Fixture {
         let (scope, takes_operators) = match credentials {
             Credentials::Open => return Vec::new(),
             Credentials::Operator => (None, true),
-            Credentials::OperatorOrScope(scope) => (Some(scope), true),
+            Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => (Some(scope), true),
             Credentials::Token | Credentials::Signature => (None, false),
             Credentials::Tenant(scope) => (Some(scope.as_str()), false),
         };
@@ -138,7 +129,10 @@ impl Fixture {
                 let all = self.token(Some("acme"), Some(&others.join(" ")));
                 attempts.push(unknown("a token with every scope", Some(("authorization", all))));
             }
-            Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::Tenant(_) => {
+            Credentials::Operator
+            | Credentials::OperatorOrScope(_)
+            | Credentials::AnonymousOrScope(_)
+            | Credentials::Tenant(_) => {
                 if !takes_operators {
                     others.extend([ADMIN, ADMIN_READ]);
                 }
@@ -170,7 +164,9 @@ impl Fixture {
         match credentials {
             Credentials::Open | Credentials::Signature => Vec::new(),
             Credentials::Operator => operators().collect(),
-            Credentials::OperatorOrScope(scope) => operators().chain([token(None, Some(scope))]).collect(),
+            Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => {
+                operators().chain([token(None, Some(scope))]).collect()
+            }
             Credentials::Token => vec![token(None, None)],
             Credentials::Tenant(scope) => vec![token(Some("acme"), Some(scope.as_str()))],
         }
@@ -194,7 +190,7 @@ impl Fixture {
 /// Every scope that a route requires, except those of operators, and some that none requires.
 fn scopes() -> BTreeSet<&'static str> {
     let of_routes = routes().into_iter().filter_map(|route| match route.credentials {
-        Credentials::OperatorOrScope(scope) => Some(scope),
+        Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => Some(scope),
         Credentials::Tenant(scope) => Some(scope.as_str()),
         _ => None,
     });
@@ -239,7 +235,9 @@ fn check_refusal(route: &Route, response: &Response, at: &str) {
     if response.status == 401 {
         let challenge = response.header("www-authenticate").unwrap_or_else(|| panic!("{at}: no challenge"));
         let (takes_token, takes_key) = match route.credentials {
-            Credentials::Operator | Credentials::OperatorOrScope(_) => (true, true),
+            Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::AnonymousOrScope(_) => {
+                (true, true)
+            }
             Credentials::Token | Credentials::Tenant(_) => (true, false),
             Credentials::Open | Credentials::Signature => (false, false),
         };
@@ -285,6 +283,31 @@ async fn calls_with_the_required_credentials_are_accepted() {
                 );
             }
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quota_and_slot_are_closed_on_the_network_unless_anonymous_callers_are_allowed() {
+    let (local, network) = (("WEIR_LISTEN", "127.0.0.1:0"), ("WEIR_LISTEN", "0.0.0.0:0"));
+    for (settings, is_open) in [
+        (vec![local], true),
+        (vec![network], false),
+        (vec![network, ("WEIR_ALLOW_ANONYMOUS", "true")], true),
+        (vec![local, ("WEIR_ALLOW_ANONYMOUS", "false")], false),
+    ] {
+        let server = InProcess::start_with(Store::Embedded, &settings).await;
+        let mut count = 0;
+        for route in routes() {
+            let Credentials::AnonymousOrScope(_) = route.credentials else { continue };
+            let headers = [("content-type", "application/json")];
+            let method = route.method.clone().unwrap();
+            let response =
+                server.client.request(method, &path(&route, UNKNOWN_ID), &headers, "{}").await.unwrap();
+            assert_eq!(response.status != 401, is_open, "{route:?} with {settings:?}: {}", response.status);
+            count += 1;
+        }
+        assert!(count >= 10, "{count}");
+        server.stop().await;
     }
 }
 

@@ -102,16 +102,25 @@ fn every_variable_of_the_deployment_is_known_and_accepted() {
 }
 
 #[test]
-fn the_image_refuses_anonymous_access_unless_it_is_allowed() {
+fn the_image_starts_and_requires_credentials_unless_anonymous_callers_are_allowed() {
     let read = |anonymous: Option<&str>| {
         let mut environment = image_environment();
         environment.extend(anonymous.map(|value| ("WEIR_ALLOW_ANONYMOUS".to_owned(), value.to_owned())));
-        Settings::read(Sources { environment, ..Sources::default() })
+        Settings::read(Sources { environment, ..Sources::default() }).unwrap()
     };
-    assert!(read(None).unwrap_err().to_string().contains("WEIR_ALLOW_ANONYMOUS"));
-    let settings = read(Some("true")).unwrap();
-    assert_eq!(settings.unknown_variables, [""; 0]);
-    assert_eq!(settings.process.data.to_str(), Some("/data"));
+    let image = read(None);
+    assert!(!image.auth.allow_anonymous && !image.auth.allow_anonymous_grpc);
+    assert_eq!(image.unknown_variables, [""; 0]);
+    assert_eq!(image.process.data.to_str(), Some("/data"));
+    assert!(read(Some("true")).auth.allow_anonymous);
+}
+
+#[test]
+fn the_stack_requires_credentials() {
+    for service in weir_services() {
+        let auth = settings(&service).auth;
+        assert!(!auth.allow_anonymous && !auth.allow_anonymous_grpc, "{service}");
+    }
 }
 
 #[test]

@@ -114,6 +114,10 @@ pub(crate) fn security(credentials: Credentials, method: &HttpMethod) -> Vec<Sec
         Credentials::Operator if *method == HttpMethod::Get => vec![key(), token(Some(ADMIN_READ))],
         Credentials::Operator => vec![key(), token(Some(ADMIN))],
         Credentials::OperatorOrScope(scope) => vec![key(), token(Some(scope))],
+        // The empty requirement says that the others are optional.
+        Credentials::AnonymousOrScope(scope) => {
+            vec![SecurityRequirement::default(), key(), token(Some(scope))]
+        }
         Credentials::Token => vec![token(None)],
         Credentials::Tenant(scope) => vec![token(Some(scope.as_str()))],
     }
@@ -147,7 +151,9 @@ fn shared_errors(route: &Route, operation: &Operation) -> Vec<&'static SharedErr
     let has_query = operation.parameters.iter().flatten().any(is_query);
     let mut errors: Vec<&'static SharedError> = match route.credentials {
         Credentials::Open => vec![],
-        Credentials::Operator | Credentials::OperatorOrScope(_) => vec![&NO_CREDENTIALS, &NO_SCOPE],
+        Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::AnonymousOrScope(_) => {
+            vec![&NO_CREDENTIALS, &NO_SCOPE]
+        }
         Credentials::Token => vec![&NO_TOKEN],
         Credentials::Tenant(_) => vec![&NO_TOKEN, &NO_SCOPE],
         Credentials::Signature => vec![&NO_SIGNATURE],
