@@ -8,6 +8,7 @@ pub(crate) mod webhook;
 
 use std::path::Path;
 
+use self::jwt::{RequiredClaims, TokenVerifier};
 use crate::settings::Settings;
 use crate::settings::auth::{ADMIN_KEY, AuthSettings, admin_key};
 use crate::settings::source::SettingError;
@@ -16,7 +17,7 @@ use crate::settings::source::SettingError;
 #[derive(Debug)]
 pub struct Auth {
     pub admin: credentials::AdminKey,
-    pub tokens: jwt::TokenVerifier,
+    pub tokens: TokenVerifier,
     /// Whether callers without credentials may use quota and slot.
     pub allow_anonymous: bool,
     /// Verifies callbacks and signs webhooks.
@@ -34,11 +35,13 @@ impl Auth {
             Some(key) => key.clone(),
             None => load_admin_key(data)?,
         };
-        let tokens = match &settings.jwks_file {
-            Some(file) => jwt::TokenVerifier::from_jwks_file(file)?,
-            None => jwt::TokenVerifier::from_secret(&jwt_secret(settings, data)?),
+        let required =
+            RequiredClaims { issuer: settings.issuer.clone(), audience: settings.audience.clone() };
+        let tokens = match (&settings.jwks_url, &settings.jwks_file) {
+            (Some(url), _) => TokenVerifier::from_jwks_url(url, settings.jwt_secret.as_deref(), required)?,
+            (None, Some(file)) => TokenVerifier::from_jwks_file(file, &required)?,
+            (None, None) => TokenVerifier::from_secret(&jwt_secret(settings, data)?, &required),
         };
-        let tokens = tokens.requiring(settings.issuer.as_deref(), settings.audience.as_deref());
         let (admin, allow_anonymous) = (credentials::AdminKey::new(&admin), settings.allow_anonymous);
         Ok(Self { admin, tokens, allow_anonymous, webhook })
     }

@@ -110,23 +110,20 @@ impl RateLimitService for RateLimitEndpoint {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        self.admit(request.metadata())?;
+        self.admit(request.metadata()).await?;
         decide::should_rate_limit(&self.app.tier, request.get_ref()).await.map(Response::new)
     }
 }
 
 impl RateLimitEndpoint {
-    fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+    async fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
         let has = |name: &str| metadata.contains_key(name);
         if self.is_open && !has(ADMIN_KEY_HEADER) && !has(http::header::AUTHORIZATION.as_str()) {
             return Ok(());
         }
         let headers = metadata.clone().into_headers();
-        match self.app.auth.authorize(
-            Credentials::OperatorOrScope(LIMITS_CHECK),
-            &http::Method::POST,
-            &headers,
-        ) {
+        let required = Credentials::OperatorOrScope(LIMITS_CHECK);
+        match self.app.auth.authorize(required, &http::Method::POST, &headers).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_forbidden() => Err(Status::permission_denied(error.to_string())),
             Err(error) => Err(Status::unauthenticated(error.to_string())),

@@ -92,6 +92,9 @@ impl Server {
         if settings.process.roles.api || settings.process.roles.worker {
             check_keys(&engines, &keys, &settings).await?;
         }
+        if settings.process.roles.api {
+            auth.tokens.fetch_first_keys().await;
+        }
         let process = &settings.process;
         let (listeners, address) = http::serve::bind(process.listen, settings.http.threads())
             .await

@@ -1,6 +1,7 @@
-//! HTTP calls that Weir makes: to downstreams, which the operator configures, and to callback URLs, which callers supply.
+//! HTTP calls that Weir makes: to downstreams and providers, which the operator configures, and to callback URLs, which callers
+//! supply.
 //!
-//! A call is one POST on HTTP/1.1. It is bounded in time and in the bytes that it reads. It follows no redirects and uses no
+//! A call is one GET or POST on HTTP/1.1. It is bounded in time and in the bytes that it reads. It follows no redirects and uses no
 //! proxy, so it reaches exactly the given target. [`Reach::Public`] keeps calls to callers' URLs out of private networks.
 
 pub(crate) mod address;
@@ -13,7 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::client::legacy::Client;
@@ -149,7 +150,28 @@ impl OutboundClient {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<OutboundResponse, OutboundError> {
-        let mut request = Request::post(target.uri.clone())
+        self.call(Method::POST, target, headers, body).await
+    }
+
+    /// Gets a resource, whatever the status of the response.
+    pub(crate) async fn get(
+        &self,
+        target: &OutboundTarget,
+        headers: HeaderMap,
+    ) -> Result<OutboundResponse, OutboundError> {
+        self.call(Method::GET, target, headers, Bytes::new()).await
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        target: &OutboundTarget,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<OutboundResponse, OutboundError> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(target.uri.clone())
             .body(Full::new(body))
             .map_err(|error| OutboundError::Unreachable(error.to_string()))?;
         *request.headers_mut() = headers;

@@ -25,6 +25,8 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     workers.spawn(Arc::clone(&app.clocks).watch(app.shutdown.closing().clone()));
     if roles.api {
         app.sale.run(&workers, app.shutdown.closing());
+        let app = Arc::clone(app);
+        workers.spawn(async move { app.auth.tokens.keep_keys_fresh(app.shutdown.closing()).await });
     }
     if let Some(sales) = &app.engines.redis_sales {
         if roles.worker {

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod http;
 pub mod https;
 pub mod kafka;
+pub mod key_server;
 pub mod ports;
 pub mod postgres;
 pub mod process;

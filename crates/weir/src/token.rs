@@ -44,9 +44,11 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
         .collect::<BTreeMap<_, _>>();
     let settings = Settings::read(Sources::from_process(flags)?)?;
     anyhow::ensure!(!arguments.sub.is_empty(), "--sub must not be empty");
+    let auth = &settings.auth;
     anyhow::ensure!(
-        settings.auth.jwks_file.is_none(),
-        "WEIR_JWKS_FILE is set, so the server accepts only tokens signed with those keys; sign them where the private keys are"
+        auth.jwks_file.is_none() && (auth.jwks_url.is_none() || auth.jwt_secret.is_some()),
+        "WEIR_JWKS_FILE or WEIR_JWKS_URL is set, so the server accepts only tokens signed with those keys; sign them where \
+         the private keys are, or set WEIR_JWT_SECRET beside WEIR_JWKS_URL"
     );
     let data = &settings.process.data;
     anyhow::ensure!(
@@ -64,7 +66,6 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
         tenant_id: arguments.tenant.clone(),
         scope: (!scopes.is_empty()).then(|| scopes.join(" ")),
     };
-    let auth = &settings.auth;
     let token = sign_for(&secret, &claims, auth.issuer.as_deref(), auth.audience.as_deref())
         .context("cannot sign the token")?;
     writeln!(std::io::stdout(), "{token}")?;

@@ -125,8 +125,25 @@ impl std::fmt::Debug for AdminKey {
 }
 
 impl Auth {
-    /// Checks the credentials of a request against those that its route requires.
-    pub fn authorize(
+    /// Checks the credentials of a request against those that its route requires. A token whose key is unknown is looked at
+    /// again once the provider has been asked for the key.
+    pub async fn authorize(
+        &self,
+        required: Credentials,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Identity, AuthError> {
+        let checked = self.check(required, method, headers);
+        if let (Err(error), Some(token)) = (&checked, bearer(headers))
+            && !error.is_forbidden()
+            && self.tokens.fetch_key_of(token).await
+        {
+            return self.check(required, method, headers);
+        }
+        checked
+    }
+
+    fn check(
         &self,
         required: Credentials,
         method: &Method,

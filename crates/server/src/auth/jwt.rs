@@ -1,15 +1,20 @@
-//! Callers' tokens: JWTs signed with the server's own secret (HS256), or with keys of a JWKS file (RS256, ES256).
+//! Callers' tokens: JWTs signed with the server's own secret (HS256), or with keys of a JWKS file or of an identity provider
+//! (RS256, ES256).
 
 mod key_set;
+mod provider;
 mod verified_tokens;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+use self::provider::{ProviderKeys, Timing};
 use self::verified_tokens::VerifiedTokens;
 use crate::settings::source::SettingError;
 
@@ -96,10 +101,32 @@ const LEEWAY_SECONDS: u64 = 5;
 
 /// Verifies tokens. A token's header cannot select an algorithm that its key is not for.
 pub struct TokenVerifier {
+    source: KeySource,
+}
+
+/// The origin of the keys.
+enum KeySource {
+    /// A secret or a file, read at the start.
+    Fixed(Box<KeySet>),
+    Provider(Box<ProviderKeys>),
+}
+
+/// The claims that tokens must have, if they are set.
+#[derive(Clone, Debug, Default)]
+pub struct RequiredClaims {
+    /// The issuer (`iss`).
+    pub issuer: Option<String>,
+    /// The audience (`aud`), alone or among others.
+    pub audience: Option<String>,
+}
+
+/// Keys, and the tokens that they have verified.
+struct KeySet {
     keys: Vec<VerificationKey>,
     verified: VerifiedTokens,
 }
 
+#[derive(Clone)]
 struct VerificationKey {
     id: Option<String>,
     key: DecodingKey,
@@ -109,49 +136,96 @@ struct VerificationKey {
 impl TokenVerifier {
     /// Verifies tokens that are signed with a shared secret.
     #[must_use]
-    pub fn from_secret(secret: &str) -> Self {
-        let key = DecodingKey::from_secret(secret.as_bytes());
-        let keys = vec![VerificationKey::new(None, key, Algorithm::HS256)];
-        Self { keys, verified: VerifiedTokens::default() }
-    }
-
-    /// Requires tokens to name this issuer (`iss`) and to include this audience (`aud`), if they are set.
-    #[must_use]
-    pub fn requiring(mut self, issuer: Option<&str>, audience: Option<&str>) -> Self {
-        for VerificationKey { validation, .. } in &mut self.keys {
-            if let Some(issuer) = issuer {
-                validation.set_issuer(&[issuer]);
-                validation.required_spec_claims.insert("iss".to_owned());
-            }
-            if let Some(audience) = audience {
-                validation.validate_aud = true;
-                validation.set_audience(&[audience]);
-                validation.required_spec_claims.insert("aud".to_owned());
-            }
-        }
-        self
+    pub fn from_secret(secret: &str, required: &RequiredClaims) -> Self {
+        Self::fixed([VerificationKey::from_secret(secret)], required)
     }
 
     /// Verifies tokens that are signed with one of the keys in a file.
     /// Fails when the file cannot be read or has no usable key.
-    pub fn from_jwks_file(path: &Path) -> Result<Self, SettingError> {
+    pub fn from_jwks_file(path: &Path, required: &RequiredClaims) -> Result<Self, SettingError> {
         let refuse = |problem: String| {
             let allowed =
                 format!("a JWKS file with keys for RS256 (2,048 bits or more) or ES256 ({problem})");
             SettingError::new("WEIR_JWKS_FILE", path.display(), allowed)
         };
         let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
-        let set: JwkSet = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-        let keys = key_set::usable_keys(&set);
+        let keys = key_set::usable_keys(&text).map_err(|error| refuse(error.to_string()))?;
         if keys.is_empty() {
             return Err(refuse("the file has none".to_owned()));
         }
-        Ok(Self { keys, verified: VerifiedTokens::default() })
+        Ok(Self::fixed(keys, required))
+    }
+
+    /// Verifies tokens that are signed with one of the keys at a URL, or with the secret if there is one. The keys have to be
+    /// fetched. Fails when the URL cannot be called.
+    pub fn from_jwks_url(
+        url: &Url,
+        secret: Option<&str>,
+        required: RequiredClaims,
+    ) -> Result<Self, SettingError> {
+        let own_key = secret.map(VerificationKey::from_secret);
+        let provider = ProviderKeys::new(url, own_key, required, Timing::default());
+        let provider =
+            provider.ok_or_else(|| SettingError::secret("WEIR_JWKS_URL", "a URL that can be called"))?;
+        Ok(Self { source: KeySource::Provider(Box::new(provider)) })
+    }
+
+    fn fixed(keys: impl IntoIterator<Item = VerificationKey>, required: &RequiredClaims) -> Self {
+        Self { source: KeySource::Fixed(Box::new(KeySet::new(keys, required))) }
+    }
+
+    /// Fetches the keys of the provider for the first time, if there is one. Returns after some seconds even without them.
+    pub async fn fetch_first_keys(&self) {
+        if let KeySource::Provider(provider) = &self.source {
+            provider.fetch_first().await;
+        }
+    }
+
+    /// Keeps the keys of the provider fresh until the server stops, if there is one.
+    pub async fn keep_keys_fresh(&self, closing: &CancellationToken) {
+        if let KeySource::Provider(provider) = &self.source {
+            provider.keep_fresh(closing).await;
+        }
+    }
+
+    /// Fetches the key of a token if the provider may have published it since. Returns whether it has, so that the token is
+    /// worth another look.
+    pub async fn fetch_key_of(&self, token: &str) -> bool {
+        let KeySource::Provider(provider) = &self.source else { return false };
+        let Ok(Header { alg: Algorithm::RS256 | Algorithm::ES256, kid: Some(key_id), .. }) =
+            decode_header(token)
+        else {
+            return false;
+        };
+        !provider.current().has(&key_id) && provider.fetch_key(&key_id).await
     }
 
     /// Returns the claims of a token if its signature is valid and it has not expired.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<Arc<Claims>> {
+        match &self.source {
+            KeySource::Fixed(keys) => keys.verify(token),
+            KeySource::Provider(provider) => provider.current().verify(token),
+        }
+    }
+}
+
+impl KeySet {
+    fn new(keys: impl IntoIterator<Item = VerificationKey>, required: &RequiredClaims) -> Self {
+        let keys = keys.into_iter().map(|key| key.requiring(required)).collect();
+        Self { keys, verified: VerifiedTokens::default() }
+    }
+
+    fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is a key of this id.
+    fn has(&self, key_id: &str) -> bool {
+        self.keys.iter().any(|key| key.id.as_deref() == Some(key_id))
+    }
+
+    fn verify(&self, token: &str) -> Option<Arc<Claims>> {
         let now = jiff::Timestamp::now().as_second();
         let now_seconds = u64::try_from(now).unwrap_or(0);
         if let Some(claims) = self.verified.get(token, now_seconds) {
@@ -182,6 +256,23 @@ impl TokenVerifier {
 impl VerificationKey {
     fn new(id: Option<String>, key: DecodingKey, algorithm: Algorithm) -> Self {
         Self { id, key, validation: validation(algorithm) }
+    }
+
+    fn from_secret(secret: &str) -> Self {
+        Self::new(None, DecodingKey::from_secret(secret.as_bytes()), Algorithm::HS256)
+    }
+
+    fn requiring(mut self, RequiredClaims { issuer, audience }: &RequiredClaims) -> Self {
+        if let Some(issuer) = issuer {
+            self.validation.set_issuer(&[issuer]);
+            self.validation.required_spec_claims.insert("iss".to_owned());
+        }
+        if let Some(audience) = audience {
+            self.validation.validate_aud = true;
+            self.validation.set_audience(&[audience]);
+            self.validation.required_spec_claims.insert("aud".to_owned());
+        }
+        self
     }
 }
 
@@ -225,7 +316,11 @@ pub fn sign_for(
 
 impl std::fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenVerifier").field("keys", &self.keys.len()).finish()
+        let keys = match &self.source {
+            KeySource::Fixed(keys) => keys.len(),
+            KeySource::Provider(provider) => provider.current().len(),
+        };
+        f.debug_struct("TokenVerifier").field("keys", &keys).finish()
     }
 }
 

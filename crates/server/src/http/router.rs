@@ -158,7 +158,7 @@ impl Router {
 
     async fn dispatch(&self, matched: RouteMatch<'_>, peer: &Peer, mut request: Request<Body>) -> Response {
         match matched {
-            RouteMatch::Route(route, params) => match self.prepare(route, params, peer, &mut request) {
+            RouteMatch::Route(route, params) => match self.prepare(route, params, peer, &mut request).await {
                 Ok(()) => (route.endpoint)(request, Arc::clone(&self.app)).await,
                 Err(refusal) => *refusal,
             },
@@ -176,7 +176,7 @@ impl Router {
 
     /// Checks the credentials and inserts what the handler extracts (`extract.rs`). The address limit comes first, so that
     /// it also limits callers who guess keys.
-    fn prepare(
+    async fn prepare(
         &self,
         route: &Route,
         params: PathParams,
@@ -188,7 +188,7 @@ impl Router {
             let visitor = visitor.map_err(|error| Box::new(error.into_response()))?;
             request.extensions_mut().insert(visitor);
         }
-        let identity = self.app.auth.authorize(route.credentials, request.method(), request.headers());
+        let identity = self.app.auth.authorize(route.credentials, request.method(), request.headers()).await;
         let identity = identity.map_err(|error| Box::new(route.errors.refuse(error)))?;
         let extensions = request.extensions_mut();
         if !matches!(identity, Identity::None) {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use url::{Host, Url};
+
 use super::parse::boolean;
 use super::process::{ProcessSettings, is_loopback};
 use super::source::{SettingError, SettingsReader};
@@ -13,6 +15,9 @@ const JWT_SECRET_MIN: usize = 32;
 
 /// The allowed values of the operator's key, as error messages state them.
 pub(crate) const ADMIN_KEY: &str = "at least 16 bytes long, without white space or control characters in it";
+/// The allowed values of the URL of a key set.
+const JWKS_URL: &str =
+    "an https:// URL such as https://login.example/.well-known/jwks.json, or an http:// URL on loopback";
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct AuthSettings {
@@ -22,6 +27,8 @@ pub struct AuthSettings {
     pub jwt_secret: Option<String>,
     /// `WEIR_JWKS_FILE`: public keys for RS256 and ES256; HS256 is then refused.
     pub jwks_file: Option<PathBuf>,
+    /// `WEIR_JWKS_URL`: where a provider publishes its keys for RS256 and ES256; HS256 is then refused unless the secret is set.
+    pub jwks_url: Option<Url>,
     /// `auth.issuer`: the required `iss` of tokens.
     pub issuer: Option<String>,
     /// `auth.audience`: the required `aud` of tokens.
@@ -39,6 +46,12 @@ impl AuthSettings {
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
         let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));
         let allow_anonymous = reader.get_optional("allow_anonymous", boolean, "true or false")?;
+        let jwks_file = reader.get_optional("jwks_file", path, "the path of a JWKS file")?;
+        let jwks_url = reader.get("jwks_url", None, jwks_url, JWKS_URL)?;
+        if jwks_file.is_some() && jwks_url.is_some() {
+            let problem = "WEIR_JWKS_FILE and WEIR_JWKS_URL are both set; set the one that has the keys of your provider";
+            return Err(SettingError::conflict(problem.to_owned()));
+        }
         Ok(Self {
             admin_key: reader.get_optional("admin_key", admin_key, ADMIN_KEY)?,
             jwt_secret: reader.get_optional(
@@ -46,13 +59,30 @@ impl AuthSettings {
                 at_least(JWT_SECRET_MIN),
                 "at least 32 bytes long",
             )?,
-            jwks_file: reader.get_optional("jwks_file", path, "the path of a JWKS file")?,
+            jwks_file,
+            jwks_url,
             issuer: reader.get("auth.issuer", None, name, "the iss of tokens")?,
             audience: reader.get("auth.audience", None, name, "the aud of tokens")?,
             allow_anonymous: allow_anonymous.unwrap_or(is_loopback(process.listen)),
             allow_anonymous_grpc: allow_anonymous.unwrap_or(is_loopback(process.grpc_listen)),
         })
     }
+}
+
+/// Parses the URL of a key set. Whoever can change it on its way can sign tokens, so it has to be encrypted unless it stays on
+/// this machine.
+fn jwks_url(text: &str) -> Option<Option<Url>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let url: Url = text.trim().parse().ok()?;
+    let is_local = match url.host()? {
+        Host::Domain(name) => name == "localhost",
+        Host::Ipv4(address) => address.is_loopback(),
+        Host::Ipv6(address) => address.to_canonical().is_loopback(),
+    };
+    let is_allowed = url.scheme() == "https" || (url.scheme() == "http" && is_local);
+    is_allowed.then_some(Some(url))
 }
 
 /// Parses the operator's key. It often ends with a line break, which is removed. The rest must fit into a header unchanged.
@@ -70,6 +100,7 @@ impl std::fmt::Debug for AuthSettings {
             .field("admin_key", &self.admin_key.as_ref().map(|_| "…"))
             .field("jwt_secret", &self.jwt_secret.as_ref().map(|_| "…"))
             .field("jwks_file", &self.jwks_file)
+            .field("jwks_url", &self.jwks_url.as_ref().map(Url::host_str))
             .field("issuer", &self.issuer)
             .field("audience", &self.audience)
             .field("allow_anonymous", &self.allow_anonymous)

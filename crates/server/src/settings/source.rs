@@ -146,7 +146,7 @@ impl SettingsReader {
         };
         match parse(&text) {
             Some(value) => Ok(Some(value)),
-            None if SECRETS.contains(&key) => Err(SettingError::secret(name, allowed)),
+            None if SECRETS.contains(&key) || has_password(&text) => Err(SettingError::secret(name, allowed)),
             None => Err(SettingError::new(name, text, allowed)),
         }
     }

@@ -111,6 +111,7 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
         ("WEIR_GRPC_LISTEN", "x", "127.0.0.1:8080"),
         ("WEIR_LOG_FORMAT", "xml", "json"),
         ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
+        ("WEIR_JWKS_URL", "login.example", "https://"),
         ("WEIR_HTTP_ALLOWED_HOSTS", "weir.example.com:80", "without ports"),
     ] {
         let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
@@ -214,6 +215,32 @@ fn anonymous_callers_are_allowed_on_loopback_unless_the_setting_says_otherwise()
         assert_eq!(allowed(&[("WEIR_GRPC_LISTEN", address)]), (true, false), "{address}");
         assert_eq!(allowed(&[("WEIR_LISTEN", address), ("WEIR_ALLOW_ANONYMOUS", "true")]), (true, true));
     }
+}
+
+#[test]
+fn the_keys_of_a_provider_come_encrypted_or_from_this_machine() {
+    let read = |url: &str| Settings::read(environment(&[("WEIR_JWKS_URL", url)]));
+    for url in
+        ["https://login.example/keys", "http://127.0.0.1:1/k", "http://[::1]/", "http://localhost:8080/k"]
+    {
+        assert_eq!(read(url).unwrap().auth.jwks_url.unwrap().as_str(), url);
+    }
+    assert_eq!(read("").unwrap().auth.jwks_url, None);
+    for url in [
+        "http://login.example/keys",
+        "http://10.0.0.1/",
+        "http://localhost.example/",
+        "file:///keys",
+        "ftp://localhost/",
+    ] {
+        let sentence = read(url).unwrap_err().to_string();
+        assert!(sentence.contains("WEIR_JWKS_URL") && sentence.contains(url), "{sentence}");
+    }
+    let sentence = read("http://user:hunter2@login.example/").unwrap_err().to_string();
+    assert!(!sentence.contains("hunter2"), "{sentence}");
+    let both = [("WEIR_JWKS_URL", "https://login.example/keys"), ("WEIR_JWKS_FILE", "keys.json")];
+    let sentence = Settings::read(environment(&both)).unwrap_err().to_string();
+    assert!(sentence.contains("WEIR_JWKS_URL") && sentence.contains("WEIR_JWKS_FILE"), "{sentence}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod gateway;
 mod graceful_stop;
 mod grpc;
 mod hot_keys;
+mod jwks;
 mod kafka;
 mod operations;
 mod outage;

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use weir_server::auth::jwt::TokenVerifier;
+use weir_server::auth::jwt::{RequiredClaims, TokenVerifier};
 use weir_testkit::http::Client;
 use weir_testkit::postgres;
 
@@ -192,7 +192,9 @@ async fn the_token_command_signs_with_the_servers_own_secret() {
     assert!(output.status.success());
     let token = String::from_utf8(output.stdout).unwrap();
     let secret = std::fs::read_to_string(server.weir.data_dir().join("jwt.secret")).unwrap();
-    let claims = TokenVerifier::from_secret(secret.trim()).verify(token.trim()).expect("a valid token");
+    let claims = TokenVerifier::from_secret(secret.trim(), &RequiredClaims::default())
+        .verify(token.trim())
+        .expect("a valid token");
     assert_eq!((claims.sub.as_str(), claims.tenant_id.as_deref()), ("a@b.c", Some("acme")));
     assert!(claims.allows("requests:create") && claims.allows("requests:read"));
     let left = claims.exp - u64::try_from(jiff::Timestamp::now().as_second()).unwrap();

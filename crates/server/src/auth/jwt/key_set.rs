@@ -1,9 +1,9 @@
 //! Selects the public keys of a JWKS that may verify tokens.
 
-use jsonwebtoken::jwk::{
-    AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, KeyOperations, PublicKeyUse,
-};
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind};
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::VerificationKey;
 
@@ -21,20 +21,27 @@ pub(super) enum UnusableKey {
     Algorithm(KeyAlgorithm),
     #[error("it has {0} bits; RSA keys need at least {RSA_BITS_MIN}")]
     TooShort(usize),
-    #[error("it is malformed")]
+    #[error("it is malformed, or of an unknown kind")]
     Malformed,
 }
 
-/// Returns the usable keys of a set and logs why the others are not used.
-pub(super) fn usable_keys(set: &JwkSet) -> Vec<VerificationKey> {
-    let usable = set.keys.iter().filter_map(|jwk| {
+/// Returns the usable keys of a JWKS and logs why the others are not used. Each is parsed by itself: a kind of key that is
+/// newer than this server must not cost it the others (RFC 7517, section 5). Fails when the text is not a JWKS.
+pub(super) fn usable_keys(text: &[u8]) -> serde_json::Result<Vec<VerificationKey>> {
+    #[derive(Deserialize)]
+    struct Document {
+        keys: Vec<Value>,
+    }
+    let Document { keys } = serde_json::from_slice(text)?;
+    let usable = keys.iter().filter_map(|value| {
+        let jwk = Jwk::deserialize(value).map_err(|_unknown| UnusableKey::Malformed);
         let log = |reason: &UnusableKey| {
-            let kid = jwk.common.key_id.as_deref().unwrap_or("(none)");
+            let kid = value["kid"].as_str().unwrap_or("(none)");
             tracing::warn!(kid, "a key of the JWKS is not used: {reason}");
         };
-        verification_key(jwk).inspect_err(log).ok()
+        jwk.and_then(|jwk| verification_key(&jwk)).inspect_err(log).ok()
     });
-    usable.collect()
+    Ok(usable.collect())
 }
 
 fn verification_key(jwk: &Jwk) -> Result<VerificationKey, UnusableKey> {
@@ -73,7 +80,7 @@ fn bits(number: &[u8]) -> usize {
 mod tests {
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -118,5 +125,15 @@ mod tests {
         assert_eq!(check(&json!({"kty": "oct", "k": "c2VjcmV0"})), Err(UnusableKey::Kind));
         let okp = json!({"kty": "OKP", "crv": "Ed25519", "x": "AAAA"});
         assert_eq!(check(&okp), Err(UnusableKey::Kind));
+    }
+
+    #[test]
+    fn a_key_of_an_unknown_kind_does_not_spoil_the_others() {
+        let unknown =
+            [json!({"kty": "AKP", "kid": "new", "alg": "ML-DSA-44", "pub": "AAAA"}), json!("odd"), json!(7)];
+        let keys: Vec<Value> = unknown.into_iter().chain([rsa(256, 0x80)]).collect();
+        let usable = usable_keys(json!({ "keys": keys }).to_string().as_bytes()).unwrap();
+        assert_eq!(usable.len(), 1);
+        assert!(usable_keys(b"<html>").is_err() && usable_keys(b"{}").is_err());
     }
 }

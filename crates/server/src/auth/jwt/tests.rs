@@ -15,23 +15,27 @@ fn claims(exp: u64) -> Claims {
     Claims { sub: "a@b.c".into(), exp, tenant_id: Some("acme".into()), scope: Some("requests:read x".into()) }
 }
 
+fn from_secret(secret: &str) -> TokenVerifier {
+    TokenVerifier::from_secret(secret, &RequiredClaims::default())
+}
+
 fn jwks_verifier() -> TokenVerifier {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), JWKS).unwrap();
-    TokenVerifier::from_jwks_file(file.path()).unwrap()
+    TokenVerifier::from_jwks_file(file.path(), &RequiredClaims::default()).unwrap()
 }
 
 #[test]
 fn a_signed_token_verifies() {
     let token = sign(SECRET, &claims(FAR)).unwrap();
-    let verified = TokenVerifier::from_secret(SECRET).verify(&token).unwrap();
+    let verified = from_secret(SECRET).verify(&token).unwrap();
     assert_eq!(*verified, claims(FAR));
     assert!(verified.allows("requests:read") && !verified.allows("requests") && !verified.allows(""));
 }
 
 #[test]
 fn expired_forged_and_unsigned_tokens_are_refused() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     assert!(verifier.verify(&sign(SECRET, &claims(1_000_000)).unwrap()).is_none(), "expired");
     assert!(
         verifier.verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap()).is_none(),
@@ -51,7 +55,7 @@ fn expired_forged_and_unsigned_tokens_are_refused() {
 
 #[test]
 fn a_token_that_is_not_yet_valid_or_lacks_exp_or_sub_is_refused() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     let signed = |json: serde_json::Value| {
         encode(&Header::new(Algorithm::HS256), &json, &EncodingKey::from_secret(SECRET.as_bytes())).unwrap()
     };
@@ -73,7 +77,7 @@ fn signed(header: &Header, json: &serde_json::Value) -> String {
 
 #[test]
 fn times_may_have_a_fraction() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     let header = Header::new(Algorithm::HS256);
     let now = jiff::Timestamp::now().as_second() as f64;
     let verify = |exp: serde_json::Value, nbf: f64| {
@@ -91,7 +95,7 @@ fn times_may_have_a_fraction() {
 
 #[test]
 fn scopes_are_a_text_or_a_list() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     let with = |scope: serde_json::Value| {
         let body = serde_json::json!({"sub": "a", "exp": FAR, "scope": scope});
         verifier.verify(&signed(&Header::new(Algorithm::HS256), &body))
@@ -118,7 +122,7 @@ fn scopes_are_a_text_or_a_list() {
 
 #[test]
 fn a_token_with_critical_extensions_is_refused() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     let body = serde_json::json!({"sub": "a", "exp": FAR});
     let with = |crit: Option<Vec<String>>| Header { crit, ..Header::new(Algorithm::HS256) };
     assert!(verifier.verify(&signed(&with(None), &body)).is_some());
@@ -129,7 +133,10 @@ fn a_token_with_critical_extensions_is_refused() {
 
 #[test]
 fn a_required_issuer_and_audience_must_be_named() {
-    let verifier = |issuer, audience| TokenVerifier::from_secret(SECRET).requiring(issuer, audience);
+    let verifier = |issuer: Option<&str>, audience: Option<&str>| {
+        let [issuer, audience] = [issuer, audience].map(|text| text.map(str::to_owned));
+        TokenVerifier::from_secret(SECRET, &RequiredClaims { issuer, audience })
+    };
     let token = |more: serde_json::Value| {
         let mut body = serde_json::json!({"sub": "a", "exp": FAR});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -185,14 +192,15 @@ fn a_file_without_keys_is_refused_with_the_name_of_the_setting() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for text in ["", "{}", r#"{"keys":[]}"#] {
         std::fs::write(file.path(), text).unwrap();
-        let sentence = TokenVerifier::from_jwks_file(file.path()).unwrap_err().to_string();
+        let sentence =
+            TokenVerifier::from_jwks_file(file.path(), &RequiredClaims::default()).unwrap_err().to_string();
         assert!(sentence.contains("WEIR_JWKS_FILE"), "{sentence}");
     }
 }
 
 #[test]
 fn a_verified_token_does_not_make_others_valid() {
-    let verifier = TokenVerifier::from_secret(SECRET);
+    let verifier = from_secret(SECRET);
     let genuine = sign(SECRET, &claims(FAR)).unwrap();
     for _ in 0..2 {
         assert_eq!(verifier.verify(&genuine).as_deref(), Some(&claims(FAR)));

@@ -1,8 +1,8 @@
 //! A cache of verified tokens: callers send the same token again and again, and verifying a signature takes longer than most
 //! requests.
 //!
-//! The key is the whole token including its signature, so no other token can hit the entry. The claims of a token do not change
-//! and keys are read only at the start, so only the expiry is checked each time.
+//! The key is the whole token including its signature, so no other token can hit the entry. The claims of a token do not change,
+//! and the cache belongs to a set of keys and is dropped with it, so only the expiry is checked each time.
 
 use std::sync::Arc;
 
