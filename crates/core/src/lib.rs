@@ -11,6 +11,7 @@ pub mod sale;
 pub mod slot;
 pub mod tier;
 pub mod time;
+pub mod trace;
 pub mod verdict;
 pub mod webhook;
 
@@ -19,4 +20,5 @@ pub use id::{
     TenantId, UserId,
 };
 pub use time::{Clock, ManualClock, Timestamp};
+pub use trace::{SpanId, TraceContext, TraceId, TraceParent};
 pub use verdict::{Denial, Verdict};

@@ -1,6 +1,7 @@
 //! Publishing: events are sent in batches, and each gets an outcome.
 
 use async_trait::async_trait;
+use weir_core::{SpanId, TraceContext};
 use weir_store::quota::{AcceptedMessage, EnqueueOutcome, TOPIC};
 use weir_store::{Error, Result};
 
@@ -56,7 +57,10 @@ pub async fn publish_accepted(
 ) -> Vec<EnqueueOutcome> {
     let events = accepted
         .iter()
-        .map(|message| OutgoingEvent::new(message.user.as_str(), sms::encode(message)))
+        .map(|message| OutgoingEvent {
+            headers: trace_headers(message),
+            ..OutgoingEvent::new(message.user.as_str(), sms::encode(message))
+        })
         .collect();
     let outcomes = publisher.publish(TOPIC, events).await;
     outcomes
@@ -69,8 +73,69 @@ pub async fn publish_accepted(
         .collect()
 }
 
+/// The trace of a message. The event's span is named by the random part of the message's id.
+fn trace_headers(message: &AcceptedMessage<'_>) -> Vec<(&'static str, String)> {
+    let Some(TraceContext { parent, state }) = message.trace else { return Vec::new() };
+    let (_, random) = message.message_id.as_uuid().as_u64_pair();
+    let mut headers = vec![("traceparent", parent.in_span(SpanId::from_number(random)).to_string())];
+    headers.extend(state.as_ref().map(|state| ("tracestate", state.to_string())));
+    headers
+}
+
 /// Logs why a message was not confirmed; the caller gets only the outcome.
 fn log_unconfirmed(error: &Error, outcome: EnqueueOutcome) -> EnqueueOutcome {
     tracing::debug!(target: "weir::kafka", error = %error.with_causes(), ?outcome, "a message was not confirmed");
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use weir_core::{MessageId, Timestamp, TraceParent, UserId};
+
+    use super::*;
+
+    /// Confirms and keeps every event.
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<OutgoingEvent>>);
+
+    #[async_trait]
+    impl Publisher for Recorder {
+        async fn publish(&self, _topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
+            let outcomes = events.iter().map(|_| PublishOutcome::Confirmed).collect();
+            self.0.lock().extend(events);
+            outcomes
+        }
+
+        async fn ping(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn events_carry_the_trace_of_their_calls_each_in_its_own_span() {
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+        let trace = TraceContext::stored(Some(parent), Some("a=1")).unwrap();
+        let user = UserId::parse("alice").unwrap();
+        let message = |random: u8, trace| {
+            let message_id = MessageId::new(Timestamp::EPOCH, [random; 10]);
+            AcceptedMessage { message_id, user: &user, message: "hi", trace, at: Timestamp::EPOCH }
+        };
+        let recorder = Recorder::default();
+        let accepted = [message(1, Some(&trace)), message(2, Some(&trace)), message(3, None)];
+        publish_accepted(&recorder, &accepted).await;
+        let events = recorder.0.into_inner();
+        let mut spans = vec![trace.parent.span_id];
+        for event in &events[..2] {
+            let [("traceparent", parent), ("tracestate", state)] = &event.headers[..] else {
+                panic!("{:?}", event.headers)
+            };
+            let parent = TraceParent::parse(parent.as_bytes()).unwrap();
+            assert_eq!((parent.trace_id, parent.is_sampled), (trace.parent.trace_id, false));
+            assert!(!spans.contains(&parent.span_id), "{parent}");
+            assert_eq!(state, "a=1");
+            spans.push(parent.span_id);
+        }
+        assert!(events[2].headers.is_empty());
+    }
 }

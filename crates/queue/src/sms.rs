@@ -60,7 +60,8 @@ mod tests {
         let user = UserId::parse("alice").unwrap();
         let at = Timestamp::from_micros(1_700_000_000_123_456);
         let message_id = MessageId::new(at, [9; 10]);
-        let json = encode(&AcceptedMessage { message_id, user: &user, message: "hi \"there\"\n", at });
+        let json =
+            encode(&AcceptedMessage { message_id, user: &user, message: "hi \"there\"\n", trace: None, at });
         assert_eq!(
             String::from_utf8(json.clone()).unwrap(),
             format!(

@@ -42,6 +42,7 @@ use crate::peer::Peer;
 use crate::settings::Settings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::request_context::RequestContext;
 
 /// Forwards AI calls.
 #[derive(Debug)]
@@ -213,6 +214,9 @@ impl Gateway {
             trust_forwarded: self.settings.trust_forwarded,
         };
         upstream_headers.apply(&mut parts.headers, &parts.uri);
+        if let Some(context) = RequestContext::current() {
+            context.write_headers(&mut parts.headers);
+        }
         if is_upgrade {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));

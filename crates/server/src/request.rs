@@ -6,4 +6,5 @@ pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod service;
 pub(crate) mod settings;
+mod trace;
 pub(crate) mod work;

@@ -7,3 +7,4 @@ pub(crate) mod log_throttle;
 pub mod log_writer;
 pub mod logs;
 pub(crate) mod metrics;
+pub(crate) mod request_context;

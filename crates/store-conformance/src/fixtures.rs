@@ -38,7 +38,7 @@ pub fn limits(rate_limit: u32, time_window_minutes: u32) -> QuotaLimits {
 }
 
 pub fn send(user_id: &str, message: &str) -> SendMessage {
-    SendMessage { user: user(user_id), message: message.into() }
+    SendMessage { user: user(user_id), message: message.into(), trace: None }
 }
 
 /// `count` sends of one user, numbered from 1: `alice 1`, `alice 2`, …

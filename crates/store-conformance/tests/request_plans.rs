@@ -20,7 +20,7 @@ use weir_store::request::{
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
 use weir_store_conformance::request::fixtures::{
-    URL, callback_report, fingerprint, policy, room, sealed, tenant,
+    URL, callback_report, fingerprint, policy, room, sealed, tenant, trace,
 };
 use weir_store_conformance::request::model::Model;
 
@@ -110,6 +110,7 @@ impl Tables {
                 tenant: request.tenant.clone(),
                 request_type: request.request_type.clone(),
                 payload: request.payload.clone(),
+                trace: request.trace.clone(),
                 accepted_at: request.accepted_at,
             })
         };
@@ -196,6 +197,7 @@ fn request(submit: &Submit, status: RequestStatus, now: Timestamp) -> Request {
         result: None,
         failure: None,
         callback_url: submit.callback_url.clone(),
+        trace: submit.trace.clone(),
         accepted_at: now,
         updated_at: now,
     }
@@ -261,6 +263,7 @@ impl Comparison {
             payload: sealed(&format!("what {what}")),
             downstream: format!("downstream {}", key % 2),
             callback_url: has_callback.then(|| URL.to_owned()),
+            trace: needs_broker.then(|| trace(RequestId::new(self.now, distinct))),
             needs_broker,
         }
     }

@@ -35,7 +35,7 @@ async fn agree_over_a_history(rng: &mut fastrand::Rng, seed: u64) {
             Some(rule.as_of(clock.now())),
             "seed {seed}, step {step}"
         );
-        let command = SendMessage { user: user.clone(), message: "hello".into() };
+        let command = SendMessage { user: user.clone(), message: "hello".into(), trace: None };
         let outcome = model.send_batch(vec![command].into()).await.expect("the model answers").remove(0);
         let verdict = match outcome {
             SendOutcome::Accepted { grant, .. } => Verdict::Allowed(grant),

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
-use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
@@ -32,17 +32,17 @@ const JOBS: &str = "request jobs";
 
 const FIND: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
-           failure_code, failure_message, callback_url, created_at, updated_at
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = $1";
 
 /// Requests without payload and result, which may be large, for lists.
 const SUMMARIES: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
-           failure_code, failure_message, callback_url, created_at, updated_at
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = ANY($1)";
 const LIST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
-           failure_code, failure_message, callback_url, created_at, updated_at
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record
     WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
     ORDER BY request_id DESC LIMIT $5";
@@ -241,9 +241,15 @@ fn read_request(row: &Row) -> Result<Request> {
         result: result.map(|bytes| Sealed { bytes, key_id: result_key.unwrap_or_default() }),
         failure: code.map(|code| Failure { code, message: message.unwrap_or_default() }),
         callback_url: column(row, 11)?,
+        trace: read_trace(row, 14)?,
         accepted_at: timestamp(row, 12)?,
         updated_at: timestamp(row, 13)?,
     })
+}
+
+/// Reads `traceparent` and the `tracestate` in the column behind it.
+fn read_trace(row: &Row, index: usize) -> Result<Option<TraceContext>> {
+    Ok(TraceContext::stored(column(row, index)?, column(row, index + 1)?))
 }
 
 fn read_id(row: &Row, index: usize) -> Result<RequestId> {

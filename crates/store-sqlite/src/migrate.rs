@@ -25,6 +25,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0015_sealing_key.sql"),
     include_str!("../migrations/0016_tier_spent_journal.sql"),
     include_str!("../migrations/0017_slot_generation.sql"),
+    include_str!("../migrations/0018_request_trace.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

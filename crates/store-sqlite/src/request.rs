@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
-use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
@@ -32,12 +32,12 @@ const JOBS: &str = "request jobs";
 /// The columns that [`read_request`] reads.
 const COLUMNS: &str = "
     request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
-    failure_code, failure_message, callback_url, created_at, updated_at";
+    failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 /// The same columns, without payload and result: lists do not show them, and they may be large.
 const SUMMARY: &str = "
     request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
-    failure_code, failure_message, callback_url, created_at, updated_at";
+    failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 const SCAN_END: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = ?1 AND request_id < ?2
@@ -371,9 +371,16 @@ fn read_request(row: &Row<'_>) -> rusqlite::Result<Request> {
         result: result.map(|bytes| Sealed { bytes, key_id: result_key.unwrap_or_default() }),
         failure: code.map(|code| Failure { code, message: message.unwrap_or_default() }),
         callback_url: row.get(11)?,
+        trace: read_trace(row, 14)?,
         accepted_at: Timestamp::from_micros(row.get(12)?),
         updated_at: Timestamp::from_micros(row.get(13)?),
     })
+}
+
+/// Reads `traceparent` and the `tracestate` in the column behind it.
+fn read_trace(row: &Row<'_>, index: usize) -> rusqlite::Result<Option<TraceContext>> {
+    let (parent, state) = (row.get_ref(index)?, row.get_ref(index + 1)?);
+    Ok(TraceContext::stored(parent.as_str_or_null()?, state.as_str_or_null()?))
 }
 
 fn read_id(row: &Row<'_>, index: usize) -> rusqlite::Result<RequestId> {

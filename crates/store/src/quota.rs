@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
 use weir_core::quota::{Grant, Quota, QuotaLimits};
-use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
+use weir_core::{Denial, MessageId, Timestamp, TraceContext, UserId, Verdict};
 
 pub use crate::limit_changes::LimitChangeFeed;
 
@@ -22,6 +22,8 @@ pub struct SendMessage {
     pub user: UserId,
     /// The text to deliver.
     pub message: Box<str>,
+    /// The trace of the call.
+    pub trace: Option<TraceContext>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,6 +162,8 @@ pub struct AcceptedMessage<'a> {
     pub user: &'a UserId,
     /// The text to deliver.
     pub message: &'a str,
+    /// The trace of the call that sent it; only events on Kafka carry it.
+    pub trace: Option<&'a TraceContext>,
     /// When the message was accepted.
     pub at: Timestamp,
 }
@@ -177,7 +181,7 @@ pub fn plan_sends<'a>(
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::with_capacity(batch.len());
     let mut touched: HashMap<&str, &UserId> = HashMap::new();
-    for SendMessage { user, message } in batch {
+    for SendMessage { user, message, trace } in batch {
         let Some(row) = rows.get_mut(user.as_str()) else {
             outcomes.push(SendOutcome::NotConfigured);
             continue;
@@ -190,7 +194,7 @@ pub fn plan_sends<'a>(
             Verdict::Allowed(grant) => {
                 let message_id = MessageId::new(now, random());
                 touched.insert(user.as_str(), user);
-                accepted.push(AcceptedMessage { message_id, user, message, at: now });
+                accepted.push(AcceptedMessage { message_id, user, message, trace: trace.as_ref(), at: now });
                 SendOutcome::Accepted { message_id, limits, grant, at: now }
             }
             Verdict::Denied(denial) => SendOutcome::Denied { limits, denial, at: now },
@@ -254,7 +258,7 @@ mod tests {
     use super::*;
 
     fn send(user: &str) -> SendMessage {
-        SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into() }
+        SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into(), trace: None }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
-use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 
 use crate::{Batch, Result};
 
@@ -78,6 +78,8 @@ pub struct Submit {
     pub payload: Sealed,
     pub downstream: String,
     pub callback_url: Option<String>,
+    /// The trace that the request belongs to.
+    pub trace: Option<TraceContext>,
     /// Whether the job goes through a broker: the request is `PENDING_ENQUEUE` until the broker has it.
     pub needs_broker: bool,
 }
@@ -120,6 +122,8 @@ pub struct Request {
     /// Why the request or its last attempt failed.
     pub failure: Option<Failure>,
     pub callback_url: Option<String>,
+    /// The trace that the request belongs to; `None` if a server of an earlier version accepted it.
+    pub trace: Option<TraceContext>,
     pub accepted_at: Timestamp,
     pub updated_at: Timestamp,
 }
@@ -145,6 +149,8 @@ pub struct Job {
     pub token: u64,
     /// The number of this attempt, from 1 on.
     pub attempt: u32,
+    /// As in [`Request`].
+    pub trace: Option<TraceContext>,
     pub accepted_at: Timestamp,
 }
 

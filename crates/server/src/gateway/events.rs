@@ -3,6 +3,7 @@
 use super::GatewayError;
 use super::metrics::GatewayMetrics;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::request_context::LogIds;
 
 /// An AI call got no response from the upstream. During an outage every call fails alike, so the line is written at most
 /// once a second.
@@ -20,7 +21,14 @@ impl AiCallFailed<'_> {
             GatewayError::Unreachable(_) | GatewayError::TimedOut | GatewayError::Unreadable(_)
         );
         if is_upstream_failure && let Some(suppressed) = OUTAGE.permit() {
-            tracing::warn!(%error, suppressed, "AI call failed");
+            let ids = LogIds::current();
+            tracing::warn!(
+                httpRequestId = ids.http_request_id(),
+                traceId = ids.trace_id(),
+                %error,
+                suppressed,
+                "AI call failed"
+            );
         }
     }
 }

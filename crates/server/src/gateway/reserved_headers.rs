@@ -24,8 +24,17 @@ pub(super) static HOP_BY_HOP: [HeaderName; 8] = [
 ];
 
 /// Headers that Weir sets itself or handles with the caller.
-const OURS: [&str; 7] =
-    ["authorization", "content-length", "expect", "host", "via", "x-admin-key", "x-request-id"];
+const OURS: [&str; 9] = [
+    "authorization",
+    "content-length",
+    "expect",
+    "host",
+    "traceparent",
+    "tracestate",
+    "via",
+    "x-admin-key",
+    "x-request-id",
+];
 /// Reserved for headers that Weir may set in the future.
 const OURS_PREFIX: &str = "x-weir-";
 

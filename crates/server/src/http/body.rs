@@ -19,6 +19,7 @@ use super::error::ApiError;
 use crate::app::App;
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Shortage;
+use crate::telemetry::request_context::LogIds;
 
 /// The smallest charge of a body that arrives in pieces.
 const BUFFER_MIN: usize = 1024;
@@ -217,7 +218,13 @@ impl<T: Serialize> IntoResponse for Json<T> {
                 response
             }
             Err(error) => {
-                tracing::error!(%error, "cannot serialize a response as JSON; answered 500");
+                let ids = LogIds::current();
+                tracing::error!(
+                    httpRequestId = ids.http_request_id(),
+                    traceId = ids.trace_id(),
+                    %error,
+                    "cannot serialize a response as JSON; answered 500"
+                );
                 ApiError::internal().into_response()
             }
         }

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use crate::address_limits::TooManyStreams;
 use crate::auth::credentials::AuthError;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::request_context::LogIds;
 
 /// An error response in the flat format.
 #[derive(Clone, Debug)]
@@ -246,15 +247,28 @@ impl From<TooManyStreams> for ApiError {
 
 impl From<weir_store::Error> for ApiError {
     /// Transient errors are answered 503, all others 500. During an outage every call fails in the same way, so it is logged
-    /// once a second.
+    /// once a second. The line names the response and the trace of the call that the current task answers.
     fn from(error: weir_store::Error) -> Self {
         static OUTAGE: LogThrottle = LogThrottle::new();
         if !error.is_transient() {
-            tracing::error!(error = %error.with_causes(), "a store operation failed; answered 500");
+            let ids = LogIds::current();
+            tracing::error!(
+                httpRequestId = ids.http_request_id(),
+                traceId = ids.trace_id(),
+                error = %error.with_causes(),
+                "a store operation failed; answered 500"
+            );
             return Self::internal();
         }
         if let Some(suppressed) = OUTAGE.permit() {
-            tracing::warn!(error = %error.with_causes(), suppressed, "the store is unavailable; answered 503");
+            let ids = LogIds::current();
+            tracing::warn!(
+                httpRequestId = ids.http_request_id(),
+                traceId = ids.trace_id(),
+                error = %error.with_causes(),
+                suppressed,
+                "the store is unavailable; answered 503"
+            );
         }
         use weir_store::Error;
         if let Error::KeysExhausted { max } = error {

@@ -17,6 +17,7 @@ use crate::app::App;
 use crate::auth::credentials::Identity;
 use crate::auth::jwt::Claims;
 use crate::peer::Peer;
+use crate::telemetry::request_context::LogIds;
 
 /// The tenant that a caller acts for, on routes with `Credentials::Tenant`.
 #[derive(Clone, Debug)]
@@ -50,7 +51,12 @@ impl<S: Sync> FromRequestParts<S> for User {
 
 /// The route table requires other credentials than the handler needs: a bug in Weir. The route stays closed.
 fn identity_missing() -> ApiError {
-    tracing::error!("a handler needs an identity that its route does not require; fix the route table");
+    let ids = LogIds::current();
+    tracing::error!(
+        httpRequestId = ids.http_request_id(),
+        traceId = ids.trace_id(),
+        "a handler needs an identity that its route does not require; fix the route table"
+    );
     ApiError::internal()
 }
 

@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::auth::credentials::Identity;
 use crate::peer::Peer;
 use crate::telemetry::metrics::Shortage;
+use crate::telemetry::request_context::RequestContext;
 
 /// The header with the request's id, in requests and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -104,6 +105,8 @@ impl Router {
             // Handlers log the id that the response carries.
             request.headers_mut().insert(REQUEST_ID, id.clone());
         }
+        let context = RequestContext::new(request.headers(), id.clone());
+        let trace_id = context.trace_id();
         let (matched, route) = self.find(&method, request.uri().path());
         let errors = matched.error_format();
         let admitted = self.admit(peer, &matched, &request);
@@ -113,10 +116,13 @@ impl Router {
                 Err(refusal) => errors.refuse(refusal),
             }
         };
-        let mut response = match AssertUnwindSafe(answered).catch_unwind().await {
+        let mut response = match AssertUnwindSafe(context.scope(answered)).catch_unwind().await {
             Ok(response) => response,
             Err(_panic) => {
-                tracing::error!(requestId = ?id, route, "a handler panicked; answered 500");
+                let id = id.to_str().unwrap_or_default();
+                tracing::error!(
+                    httpRequestId = id, traceId = %trace_id, route, "a handler panicked; answered 500"
+                );
                 errors.refuse(ApiError::internal())
             }
         };

@@ -1,12 +1,52 @@
-//! What can happen while messages are delivered: each event writes its log line and updates its metric.
+//! What happens to quotas and while messages are delivered: each event writes its log line and updates its metric.
 
+use weir_core::UserId;
+use weir_core::quota::QuotaLimits;
 use weir_queue::Message;
 use weir_store::Error;
 
 use super::metrics::QuotaMetrics;
+use crate::telemetry::request_context::LogIds;
 
 /// How many bytes of a malformed message its log line shows.
 const PAYLOAD_SHOWN_BYTES: usize = 256;
+
+/// A user's quota was created or changed.
+pub(super) struct QuotaConfigured<'a> {
+    pub(super) user: &'a UserId,
+    pub(super) limits: QuotaLimits,
+}
+
+impl QuotaConfigured<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            userId = %self.user,
+            rateLimit = self.limits.rate_limit(),
+            timeWindowMinutes = self.limits.time_window_minutes(),
+            "a quota was configured"
+        );
+    }
+}
+
+/// A user's quota was deleted.
+pub(super) struct QuotaDeleted<'a> {
+    pub(super) user: &'a UserId,
+}
+
+impl QuotaDeleted<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            userId = %self.user,
+            "a quota was deleted"
+        );
+    }
+}
 
 /// A batch could not be claimed, written or settled. Logged once per outage.
 pub(super) struct DeliveryFailed<'a> {

@@ -18,6 +18,8 @@ use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
+use crate::quota::events::{QuotaConfigured, QuotaDeleted};
+use crate::telemetry::request_context::RequestContext;
 
 /// The limit's name in rate limit headers.
 const POLICY: &str = "quota";
@@ -131,6 +133,7 @@ pub(crate) async fn configure_quota(
     let limits = QuotaLimits::new(request.rate_limit.0, request.time_window.0)
         .map_err(|problem| ApiError::invalid_field("rateLimit and timeWindow", problem))?;
     let quota = app.quota.configure(&user, limits).await?;
+    QuotaConfigured { user: &user, limits }.emit();
     Ok(describe(&user, &quota).into_response())
 }
 
@@ -201,7 +204,11 @@ pub(crate) async fn delete_quota(
     user: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_path(user)?;
-    if app.quota.remove(&user).await? { Ok(StatusCode::NO_CONTENT) } else { Err(not_configured(&user)) }
+    if !app.quota.remove(&user).await? {
+        return Err(not_configured(&user));
+    }
+    QuotaDeleted { user: &user }.emit();
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Send a message.
@@ -254,7 +261,8 @@ pub(crate) async fn send_message(
     if request.message.is_empty() {
         return Err(ApiError::invalid_field("message", "must not be empty"));
     }
-    let send = SendMessage { user: user.clone(), message: request.message };
+    let trace = RequestContext::current_trace();
+    let send = SendMessage { user: user.clone(), message: request.message, trace };
     match app.quota.send(send).await? {
         SendOutcome::Accepted { message_id, limits, grant, at } => {
             let body = SendResponse {

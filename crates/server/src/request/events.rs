@@ -1,24 +1,24 @@
 //! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
 //! Submissions are counted with their latency in `service.rs`, whatever their outcome.
 
-use http::HeaderValue;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinError;
+use tracing::field::{DisplayValue, display};
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
-use weir_core::{IdempotencyKey, RequestId, TenantId};
+use weir_core::{IdempotencyKey, RequestId, TenantId, TraceId};
 use weir_store::Error;
-use weir_store::request::{Job, Rollout, SubmitReceipt};
+use weir_store::request::{Job, Request, Rollout, SubmitReceipt};
 
 use super::encryption::OpenError;
 use super::metrics::WorkMetrics;
+use super::trace::trace_id;
 use super::work::call::FinishedJob;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::request_context::LogIds;
 
 /// A new request is in the store. The line by which a request is found in the logs; its payload is not in it.
 pub(super) struct RequestAccepted<'a> {
-    /// The `X-Request-Id` of the call.
-    pub(super) trace_id: Option<&'a HeaderValue>,
     pub(super) receipt: &'a SubmitReceipt,
     pub(super) tenant: &'a TenantId,
     pub(super) key: &'a IdempotencyKey,
@@ -26,10 +26,11 @@ pub(super) struct RequestAccepted<'a> {
 
 impl RequestAccepted<'_> {
     pub(super) fn emit(self) {
-        let SubmitReceipt { id, status, .. } = self.receipt;
+        let (ids, SubmitReceipt { id, status, .. }) = (LogIds::current(), self.receipt);
         tracing::info!(
             target: "weir::request",
-            traceId = self.trace_id.and_then(|id| id.to_str().ok()),
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
             requestId = %id,
             idempotencyKey = self.key.as_str(),
             tenantId = self.tenant.as_str(),
@@ -39,16 +40,42 @@ impl RequestAccepted<'_> {
     }
 }
 
-/// A downstream has called back and ended a request.
-pub(super) struct RequestCalledBack {
-    pub(super) id: RequestId,
-    pub(super) status: RequestStatus,
+/// A key was used again for something else; nothing was accepted.
+pub(super) struct RequestConflicted<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) key: &'a IdempotencyKey,
 }
 
-impl RequestCalledBack {
+impl RequestConflicted<'_> {
     pub(super) fn emit(self) {
+        let ids = LogIds::current();
         tracing::info!(
             target: "weir::request",
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            idempotencyKey = self.key.as_str(),
+            tenantId = self.tenant.as_str(),
+            "request refused: its idempotency key was used for another one"
+        );
+    }
+}
+
+/// A downstream has called back and ended a request.
+pub(super) struct RequestCalledBack<'a> {
+    pub(super) id: RequestId,
+    pub(super) status: RequestStatus,
+    /// Its record, if it could be read.
+    pub(super) request: Option<&'a Request>,
+}
+
+impl RequestCalledBack<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            target: "weir::request",
+            httpRequestId = ids.http_request_id(),
+            traceId = self.request.map(trace_of),
+            tenantId = self.request.map(|request| request.tenant.as_str()),
             requestId = %self.id,
             statusTransition = %transition(RequestStatus::InProgress, self.status),
             "request called back"
@@ -57,14 +84,20 @@ impl RequestCalledBack {
 }
 
 /// An operator has restarted a dead request.
-pub(super) struct RequestReplayed {
+pub(super) struct RequestReplayed<'a> {
     pub(super) id: RequestId,
+    /// Its record, if it could be read.
+    pub(super) request: Option<&'a Request>,
 }
 
-impl RequestReplayed {
+impl RequestReplayed<'_> {
     pub(super) fn emit(self) {
+        let ids = LogIds::current();
         tracing::info!(
             target: "weir::request",
+            httpRequestId = ids.http_request_id(),
+            traceId = self.request.map(trace_of),
+            tenantId = self.request.map(|request| request.tenant.as_str()),
             requestId = %self.id,
             statusTransition = %transition(RequestStatus::FailedRetryExhausted, RequestStatus::Accepted),
             "request replayed"
@@ -80,8 +113,10 @@ pub(super) struct RolloutChanged {
 impl RolloutChanged {
     pub(super) fn emit(self) {
         let Rollout { processing_enabled, reconciler_enabled, canary } = self.rollout;
-        let canary_percent = canary.get();
+        let (ids, canary_percent) = (LogIds::current(), canary.get());
         tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
             processing_enabled,
             reconciler_enabled,
             canary_percent,
@@ -92,7 +127,7 @@ impl RolloutChanged {
 
 /// A worker cannot decrypt a payload, so the request waits. Written at most once a second.
 pub(super) struct PayloadUnreadable<'a> {
-    pub(super) id: RequestId,
+    pub(super) job: &'a Job,
     pub(super) error: &'a OpenError,
 }
 
@@ -102,7 +137,9 @@ impl PayloadUnreadable<'_> {
         if let Some(suppressed) = THROTTLE.permit() {
             tracing::error!(
                 target: "weir::request",
-                requestId = %self.id,
+                traceId = %trace_id(self.job.id, self.job.trace.as_ref()),
+                requestId = %self.job.id,
+                tenantId = self.job.tenant.as_str(),
                 error = %self.error,
                 suppressed,
                 "cannot decrypt the payload of a request; it waits until WEIR_REQUEST_KEYS has its key"
@@ -174,10 +211,11 @@ pub(super) struct JobClaimed<'a> {
 
 impl JobClaimed<'_> {
     pub(super) fn emit(self) {
-        let Job { id, tenant, attempt, .. } = self.job;
+        let Job { id, tenant, attempt, trace, .. } = self.job;
         if *attempt == 1 {
             tracing::info!(
                 target: "weir::request",
+                traceId = %trace_id(*id, trace.as_ref()),
                 requestId = %id,
                 tenantId = tenant.as_str(),
                 statusTransition = %transition(RequestStatus::Accepted, RequestStatus::InProgress),
@@ -189,14 +227,18 @@ impl JobClaimed<'_> {
 }
 
 /// The lease of a request's last attempt has ended without a report.
-pub(super) struct AttemptsExhausted {
+pub(super) struct AttemptsExhausted<'a> {
     pub(super) id: RequestId,
+    /// Its record, if it could be read.
+    pub(super) request: Option<&'a Request>,
 }
 
-impl AttemptsExhausted {
+impl AttemptsExhausted<'_> {
     pub(super) fn emit(self) {
         tracing::info!(
             target: "weir::request",
+            traceId = self.request.map(trace_of),
+            tenantId = self.request.map(|request| request.tenant.as_str()),
             requestId = %self.id,
             statusTransition = %transition(RequestStatus::InProgress, RequestStatus::FailedRetryExhausted),
             "request"
@@ -235,12 +277,17 @@ impl JobReported<'_> {
         if matches!(report, WorkerReport::NotCalled { .. }) {
             tracing::debug!(
                 target: "weir::request",
-                requestId = %id, tenantId = tenant, problem, "a request was put back without a call"
+                traceId = %job.trace_id,
+                requestId = %id,
+                tenantId = tenant,
+                problem,
+                "a request was put back without a call"
             );
             return;
         }
         tracing::info!(
             target: "weir::request",
+            traceId = %job.trace_id,
             requestId = %id,
             tenantId = tenant,
             statusTransition = %transition(RequestStatus::InProgress, status),
@@ -264,6 +311,7 @@ impl ReportRefused<'_> {
         metrics.processing_latency_seconds.observe(job.claimed_at.elapsed().as_secs_f64());
         tracing::warn!(
             target: "weir::request",
+            traceId = %job.trace_id,
             requestId = %job.report.id,
             tenantId = job.tenant.as_str(),
             %reason,
@@ -294,6 +342,7 @@ impl ReportDropped<'_> {
     pub(super) fn emit(self) {
         tracing::error!(
             target: "weir::request",
+            traceId = %self.job.trace_id,
             requestId = %self.job.report.id,
             tenantId = self.job.tenant.as_str(),
             "the report of a request could not be stored in time; its downstream will be called again"
@@ -350,6 +399,13 @@ impl ReconcileFailed<'_> {
     }
 }
 
+/// Which request a webhook is about; absent if its record is gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WebhookOrigin<'a> {
+    pub(super) tenant: Option<&'a TenantId>,
+    pub(super) trace_id: Option<TraceId>,
+}
+
 /// A receiver has accepted a webhook, or there is nothing to send.
 pub(super) struct WebhookSent;
 
@@ -371,28 +427,44 @@ impl WebhookDeferred {
 /// An attempt to send a webhook failed, and another one follows.
 pub(super) struct WebhookRetried<'a> {
     pub(super) request_id: &'a str,
+    pub(super) origin: WebhookOrigin<'a>,
     pub(super) reason: &'a str,
 }
 
 impl WebhookRetried<'_> {
     pub(super) fn emit(self, metrics: &WorkMetrics) {
-        let Self { request_id, reason } = self;
+        let Self { request_id, origin, reason } = self;
         metrics.count_webhook("retried");
-        tracing::info!(target: "weir::request", requestId = request_id, reason, "a webhook will be sent again");
+        tracing::info!(
+            target: "weir::request",
+            traceId = origin.trace_id.map(display),
+            requestId = request_id,
+            tenantId = origin.tenant.map(TenantId::as_str),
+            reason,
+            "a webhook will be sent again"
+        );
     }
 }
 
 /// A webhook was refused for good or has no attempts left.
 pub(super) struct WebhookDied<'a> {
     pub(super) request_id: &'a str,
+    pub(super) origin: WebhookOrigin<'a>,
     pub(super) reason: &'a str,
 }
 
 impl WebhookDied<'_> {
     pub(super) fn emit(self, metrics: &WorkMetrics) {
-        let Self { request_id, reason } = self;
+        let Self { request_id, origin, reason } = self;
         metrics.count_webhook("dead");
-        tracing::warn!(target: "weir::request", requestId = request_id, reason, "a webhook became a dead letter");
+        tracing::warn!(
+            target: "weir::request",
+            traceId = origin.trace_id.map(display),
+            requestId = request_id,
+            tenantId = origin.tenant.map(TenantId::as_str),
+            reason,
+            "a webhook became a dead letter"
+        );
     }
 }
 
@@ -419,6 +491,10 @@ impl WebhookStoreFailed<'_> {
     }
 }
 
+fn trace_of(request: &Request) -> DisplayValue<TraceId> {
+    display(trace_id(request.id, request.trace.as_ref()))
+}
+
 fn transition(from: RequestStatus, to: RequestStatus) -> String {
     format!("{}->{}", from.as_str(), to.as_str())
 }
@@ -431,7 +507,11 @@ mod tests {
     #[test]
     fn a_dead_webhook_is_counted_and_logged() {
         let metrics = WorkMetrics::default();
-        let event = WebhookDied { request_id: "id-1", reason: "the receiver answered 410" };
+        let event = WebhookDied {
+            request_id: "id-1",
+            origin: WebhookOrigin::default(),
+            reason: "the receiver answered 410",
+        };
         let lines = capture(|| event.emit(&metrics));
         assert!(lines.contains("requestId=\"id-1\"") && lines.contains("answered 410"), "{lines}");
         assert_eq!(metrics.webhooks("dead"), 1);
@@ -439,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_transition_is_written_without_spaces() {
-        let event = RequestReplayed { id: RequestId::from_uuid(uuid::Uuid::nil()) };
+        let event = RequestReplayed { id: RequestId::from_uuid(uuid::Uuid::nil()), request: None };
         let lines = capture(|| event.emit());
         assert!(lines.contains("FAILED_RETRY_EXHAUSTED->ACCEPTED"), "{lines}");
     }

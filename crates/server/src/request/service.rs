@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
-use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Failure, Request, RequestPage, RequestStore, Sealed, Submit,
     SubmitOutcome,
@@ -26,11 +26,13 @@ use weir_store::{Error, Lanes, Result};
 use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
 use super::encryption::{Keyring, OpenError, SealedField};
+use super::events::RequestCalledBack;
 use super::settings::RequestSettings;
 use crate::engines::{Engines, within};
 use crate::request::metrics::AcceptMetrics;
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::request_context::inherit;
 
 /// How often a waiting call polls a store that other servers change, too: their changes are not published here.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -69,6 +71,8 @@ pub struct Submission {
     pub fingerprint: Fingerprint,
     /// Receives a webhook when the request is final.
     pub callback_url: Option<String>,
+    /// The trace of the call that submits it.
+    pub trace: Option<TraceContext>,
 }
 
 /// Why a submission was not decided.
@@ -186,7 +190,7 @@ impl RequestService {
     }
 
     fn prepare(&self, submission: Submission) -> Result<Submit> {
-        let Submission { tenant, key, request_type, payload, fingerprint, callback_url } = submission;
+        let Submission { tenant, key, request_type, payload, fingerprint, callback_url, trace } = submission;
         let id = RequestId::new(self.clock.now(), rand::random());
         let payload = self.seal(id, SealedField::Payload, &payload)?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
@@ -200,6 +204,7 @@ impl RequestService {
             payload,
             downstream,
             callback_url,
+            trace,
             needs_broker,
         })
     }
@@ -273,8 +278,12 @@ impl RequestService {
         let report = CallbackReport { callback, result, failure };
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let call_back = async move {
-            let outcome = store.call_back(id, report).await?;
+            // The record is read meanwhile, for the log line alone.
+            let ids = [id];
+            let (outcome, found) = tokio::join!(store.call_back(id, report), store.find_summaries(&ids));
+            let outcome = outcome?;
             if let CallbackOutcome::Applied(status) = outcome {
+                RequestCalledBack { id, status, request: found.unwrap_or_default().first() }.emit();
                 hub.publish(id, status);
             }
             Ok(outcome)
@@ -288,7 +297,7 @@ impl RequestService {
         &self,
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let change = tokio::spawn(change);
+        let change = tokio::spawn(inherit(change));
         let change = async { change.await.unwrap_or_else(|panic| Err(Error::failed("request", panic))) };
         within(self.timeout, change).await
     }

@@ -1,11 +1,77 @@
-//! What can happen while units are sold: each event writes its log line and updates its metric.
+//! What operators change about sales, and what can happen while units are sold: each event writes its log line and updates
+//! its metric.
 
 use std::net::IpAddr;
 
 use weir_core::UserId;
+use weir_core::sale::{Sku, Terms};
+use weir_queue::rfc3339;
 use weir_store::Error;
+use weir_store::sale::Product;
 
 use super::metrics::SaleMetrics;
+use crate::telemetry::request_context::LogIds;
+
+/// An operator created a product.
+pub(super) struct ProductCreated<'a> {
+    pub(super) product: &'a Product,
+}
+
+impl ProductCreated<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        let Terms { product_name, initial_stock, start, end } = &self.product.sale.terms;
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            sku = %self.product.sku,
+            productName = &**product_name,
+            initialStock = initial_stock.get(),
+            startTime = %rfc3339(*start),
+            endTime = %rfc3339(*end),
+            "a product was created"
+        );
+    }
+}
+
+/// An operator changed a product.
+pub(super) struct ProductChanged<'a> {
+    pub(super) product: &'a Product,
+}
+
+impl ProductChanged<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        let Terms { product_name, initial_stock, start, end } = &self.product.sale.terms;
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            sku = %self.product.sku,
+            productName = &**product_name,
+            initialStock = initial_stock.get(),
+            startTime = %rfc3339(*start),
+            endTime = %rfc3339(*end),
+            "a product was changed"
+        );
+    }
+}
+
+/// An operator removed a product with its purchases.
+pub(super) struct ProductDeleted<'a> {
+    pub(super) sku: &'a Sku,
+}
+
+impl ProductDeleted<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            sku = %self.sku,
+            "a product was deleted"
+        );
+    }
+}
 
 /// The verifier is not sure that a buyer is a person. The buyer may continue.
 pub(super) struct BuyerFlagged<'a> {

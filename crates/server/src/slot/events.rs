@@ -1,6 +1,47 @@
-//! What can happen while slots are dispatched: each event writes its log line.
+//! What happens to slot configs and while slots are dispatched: each event writes its log line.
 
+use weir_core::ConfigName;
 use weir_store::Error;
+use weir_store::slot::{SlotConfig, window_text};
+
+use crate::telemetry::request_context::LogIds;
+
+/// An operator saved a new version of a slot config.
+pub(super) struct ConfigChanged<'a> {
+    pub(super) config: &'a SlotConfig,
+}
+
+impl ConfigChanged<'_> {
+    pub(super) fn emit(self) {
+        let (ids, SlotConfig { name, version, pace, .. }) = (LogIds::current(), self.config);
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            configName = %name,
+            version,
+            maxPerWindow = pace.max_per_window(),
+            windowSize = window_text(pace),
+            "a slot config was changed"
+        );
+    }
+}
+
+/// An operator deactivated a slot config.
+pub(super) struct ConfigDeactivated<'a> {
+    pub(super) name: &'a ConfigName,
+}
+
+impl ConfigDeactivated<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            configName = %self.name,
+            "a slot config was deactivated"
+        );
+    }
+}
 
 /// Due slots could not be claimed, published or settled. Logged once per outage.
 pub(super) struct DispatchFailed<'a> {

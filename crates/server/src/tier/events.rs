@@ -5,6 +5,7 @@ use weir_core::{PolicyName, UserId};
 use weir_store::Error;
 
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::request_context::LogIds;
 
 /// A policy of the settings was not created, because there are too many.
 pub(super) struct PolicyLeftOut<'a> {
@@ -25,7 +26,14 @@ pub(super) struct PolicyChanged<'a> {
 
 impl PolicyChanged<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(policy = %self.policy, limit = ?self.limit, "a policy was changed");
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            policy = %self.policy,
+            limit = ?self.limit,
+            "a policy was changed"
+        );
     }
 }
 
@@ -36,7 +44,13 @@ pub(super) struct PolicyDeleted<'a> {
 
 impl PolicyDeleted<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(policy = %self.policy, "a policy was deleted");
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            policy = %self.policy,
+            "a policy was deleted"
+        );
     }
 }
 
@@ -48,7 +62,14 @@ pub(super) struct SubscriptionChanged<'a> {
 
 impl SubscriptionChanged<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(userId = %self.user, plan = %self.plan, "a subscription was changed");
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            userId = %self.user,
+            plan = %self.plan,
+            "a subscription was changed"
+        );
     }
 }
 
@@ -59,7 +80,13 @@ pub(super) struct SubscriptionEnded<'a> {
 
 impl SubscriptionEnded<'_> {
     pub(super) fn emit(self) {
-        tracing::info!(userId = %self.user, "a subscription was ended");
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            userId = %self.user,
+            "a subscription was ended"
+        );
     }
 }
 
@@ -71,7 +98,14 @@ pub(super) struct TierChanged {
 
 impl TierChanged {
     pub(super) fn emit(self) {
-        tracing::info!(tier = %self.tier, limits = ?self.limits, "a tier was changed");
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            tier = %self.tier,
+            limits = ?self.limits,
+            "a tier was changed"
+        );
     }
 }
 

@@ -94,7 +94,13 @@ impl State {
             Ok(grant) => {
                 let message_id = MessageId::new(now, std::array::from_fn(|_| fastrand::u8(..)));
                 self.enqueue(
-                    &AcceptedMessage { message_id, user: &command.user, message: &command.message, at: now },
+                    &AcceptedMessage {
+                        message_id,
+                        user: &command.user,
+                        message: &command.message,
+                        trace: None,
+                        at: now,
+                    },
                     shards,
                 );
                 SendOutcome::Accepted { message_id, limits, grant, at: now }

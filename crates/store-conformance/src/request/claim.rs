@@ -65,6 +65,7 @@ pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
         payload: sent.payload,
         token: job.token,
         attempt: 1,
+        trace: sent.trace,
         accepted_at,
     };
     assert_eq!(job, expected);

@@ -10,7 +10,10 @@ use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::{FailureCause, RetryBackoff, RetryDecision, RetryPolicy};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
-use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{
+    Clock, IdempotencyKey, RequestId, RequestType, SpanId, TenantId, Timestamp, TraceContext, TraceId,
+    TraceParent,
+};
 use weir_queue::Settlement;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
@@ -81,10 +84,19 @@ pub fn fingerprint(text: &str) -> Fingerprint {
     Fingerprint::from_bytes(whole)
 }
 
+/// A trace that depends only on the id of its request.
+pub fn trace(id: RequestId) -> TraceContext {
+    let number = id.as_uuid().as_u128();
+    let parent = TraceParent::begin(TraceId::from_number(number), SpanId::from_number(7));
+    TraceContext { parent, state: number.is_multiple_of(2).then(|| format!("vendor={number}").into()) }
+}
+
 /// A submission of a tenant under `key` with `content` as payload and fingerprint.
 pub fn submission_for<H: HasRequests>(h: &H, tenant_name: &str, key: &str, content: &str) -> Submit {
+    let id = next_id(h);
     Submit {
-        id: next_id(h),
+        id,
+        trace: Some(trace(id)),
         tenant: tenant(tenant_name),
         key: IdempotencyKey::parse(key).expect("the suite's keys are valid"),
         request_type: RequestType::parse("payment").expect("the suite's types are valid"),

@@ -98,11 +98,13 @@ impl<H: HasRequests> Comparison<'_, H> {
         let (history, rng) = (self.history, &mut self.rng);
         let tenant_name = format!("tenant {}", rng.u8(0..2));
         let (key, what) = (format!("{history} {}", rng.u8(0..30)), format!("what {}", rng.u8(0..8) / 7));
+        let submit = submission_for(self.h, &tenant_name, &key, &what);
         Submit {
             downstream: format!("downstream {}", rng.u8(0..2)),
             callback_url: rng.bool().then(|| URL.to_owned()),
             needs_broker: rng.u8(0..3) == 0,
-            ..submission_for(self.h, &tenant_name, &key, &what)
+            trace: submit.trace.filter(|_| rng.bool()),
+            ..submit
         }
     }
 

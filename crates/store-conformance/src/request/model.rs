@@ -169,6 +169,7 @@ impl Model {
                 payload: request.payload.clone(),
                 token: lease.token,
                 attempt: request.attempts,
+                trace: request.trace.clone(),
                 accepted_at: request.accepted_at,
             };
             assert_eq!(*job, expected);
@@ -352,6 +353,7 @@ fn accept(submit: &Submit, now: Timestamp) -> Row {
         result: None,
         failure: None,
         callback_url: submit.callback_url.clone(),
+        trace: submit.trace.clone(),
         accepted_at: now,
         updated_at: now,
     };

@@ -40,6 +40,7 @@ pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: HasReq
         result: None,
         failure: None,
         callback_url: sent.callback_url,
+        trace: sent.trace,
         accepted_at: now(&h),
         updated_at: now(&h),
     };

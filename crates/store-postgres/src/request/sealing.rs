@@ -22,7 +22,7 @@ const SEALED_WITH: &str = "
     WHERE request_id > $1 ORDER BY request_id LIMIT $3";
 const NEWEST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
-           failure_code, failure_message, callback_url, created_at, updated_at
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record ORDER BY request_id DESC LIMIT 1";
 
 pub(super) async fn keys(engine: &Postgres) -> Result<Vec<(SealingKey, Timestamp)>> {

@@ -57,26 +57,28 @@ const SAVE_TENANTS: &str = "
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
-                             $8::text[], $9::text[], $10::text[])
-            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream)),
+                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
+            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
+                    traceparent, tracestate)),
     kept AS (
         INSERT INTO idempotency_record AS kept (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-        SELECT tenant_id, key, hash, request_id, $12 FROM new ORDER BY tenant_id, key
+        SELECT tenant_id, key, hash, request_id, $14 FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
-        WHERE kept.expires_at <= $11 OR kept.request_id = ANY($14::uuid[])
+        WHERE kept.expires_at <= $13 OR kept.request_id = ANY($16::uuid[])
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
-                                    created_at, updated_at)
-        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
+                                    created_at, updated_at, traceparent, tracestate)
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $13, $13,
+               traceparent, tracestate
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
-        SELECT request_id, downstream, $11, status = 'PENDING_ENQUEUE'
+        SELECT request_id, downstream, $13, status = 'PENDING_ENQUEUE'
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept
+        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM kept
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id FROM kept";
 

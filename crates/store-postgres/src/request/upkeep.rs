@@ -41,7 +41,8 @@ const MARK_ENQUEUED: &str = "
 const DEAD: &str = "
     SELECT record.request_id, tenant_id, request_type, status, attempts,
            CASE WHEN octet_length(payload) <= $3::bigint THEN payload ELSE ''::bytea END, payload_key_id,
-           NULL::bytea, NULL::text, failure_code, failure_message, callback_url, created_at, updated_at, dead.died_at
+           NULL::bytea, NULL::text, failure_code, failure_message, callback_url, created_at, updated_at,
+           traceparent, tracestate, dead.died_at
     FROM (SELECT * FROM request_dead WHERE request_id > $1 ORDER BY request_id LIMIT $2) AS dead
     CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = dead.request_id OFFSET 0) AS record
     ORDER BY dead.request_id";
@@ -130,7 +131,7 @@ pub(super) async fn list(
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
     let values: Values<'_> = &[&after, &row::bigint(limit), &row::bigint(payload_max)];
     let rows = engine.inner.pool.query(DEAD, values).await?;
-    let read = |row| Ok(DeadRequest { request: read_request(row)?, died_at: timestamp(row, 14)? });
+    let read = |row| Ok(DeadRequest { request: read_request(row)?, died_at: timestamp(row, 16)? });
     rows.iter().map(read).collect()
 }
 

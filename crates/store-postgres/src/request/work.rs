@@ -19,7 +19,7 @@ use weir_store::request::{
 };
 use weir_store::{Error, Result, shard};
 
-use super::{read_id, read_status, uuids};
+use super::{read_id, read_status, read_trace, uuids};
 use crate::clock::CLOCK;
 use crate::connection::{Prepared, Values};
 use crate::pool::Session;
@@ -38,11 +38,11 @@ const FIRST: &str = "
 /// `query_plan_tests.rs`).
 const CLAIM: &str = "
     SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
-           request_type, payload, payload_key_id, created_at
+           request_type, payload, payload_key_id, created_at, traceparent, tracestate
     FROM (
         SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
                record.callback_url IS NOT NULL AS has_callback, record.tenant_id, record.request_type, record.payload,
-               record.payload_key_id, record.created_at,
+               record.payload_key_id, record.created_at, record.traceparent, record.tracestate,
                sum(octet_length(record.payload)) OVER (
                    ORDER BY job.claimable_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
         FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
@@ -56,7 +56,7 @@ const CLAIM: &str = "
 const CLAIM_NAMED: &str = "
     SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
            record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
-           record.payload_key_id, record.created_at
+           record.payload_key_id, record.created_at, record.traceparent, record.tracestate
     FROM (SELECT * FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE SKIP LOCKED) AS job
     CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
 const LOCK: &str = "
@@ -368,6 +368,7 @@ fn read_claim(row: &Row) -> Result<ClaimRow> {
         tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(unreadable)?,
         request_type: RequestType::parse(column::<&str>(row, 9)?).map_err(unreadable)?,
         payload: Sealed { bytes: column(row, 10)?, key_id: column(row, 11)? },
+        trace: read_trace(row, 13)?,
         accepted_at: timestamp(row, 12)?,
     })
 }

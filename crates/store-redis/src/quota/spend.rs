@@ -276,8 +276,9 @@ async fn enqueue(
     let accepted: Vec<_> = granted
         .iter()
         .map(|&(command, SendGrant { at, .. })| {
-            let SendMessage { user, message } = &batch[command];
-            AcceptedMessage { message_id: MessageId::new(at, random_bytes()), user, message, at }
+            let SendMessage { user, message, trace } = &batch[command];
+            let message_id = MessageId::new(at, random_bytes());
+            AcceptedMessage { message_id, user, message, trace: trace.as_ref(), at }
         })
         .collect();
     let queued = shared.store.enqueue(&accepted).await?;

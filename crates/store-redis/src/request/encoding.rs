@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use weir_core::request::state::RequestStatus;
-use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{Failure, Request, Sealed};
 
 /// The version of the encoding, its first field. A cached request of another version is read from the store.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 pub(super) fn encode(request: &Request) -> String {
     let mut text = String::new();
@@ -33,6 +33,9 @@ pub(super) fn encode(request: &Request) -> String {
     add(request.callback_url.as_deref());
     add(Some(&number(request.accepted_at.as_micros())));
     add(Some(&number(request.updated_at.as_micros())));
+    let trace = request.trace.as_ref();
+    add(trace.map(|trace| trace.parent.to_string()).as_deref());
+    add(trace.and_then(|trace| trace.state.as_deref()));
     text
 }
 
@@ -55,6 +58,7 @@ pub(super) fn decode(text: &str, id: RequestId) -> Option<Request> {
         callback_url: fields.next()?.map(str::to_owned),
         accepted_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
         updated_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
+        trace: TraceContext::stored(fields.next()?, fields.next()?),
     };
     fields.0.is_empty().then_some(request)
 }
@@ -105,6 +109,8 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
     fn request() -> Request {
         Request {
             id: RequestId::new(Timestamp::from_seconds(1), [7; 10]),
@@ -118,6 +124,7 @@ mod tests {
             callback_url: Some("https://example.com/".to_owned()),
             accepted_at: Timestamp::from_micros(1_700_000_000_123_456),
             updated_at: Timestamp::from_micros(-5),
+            trace: TraceContext::stored(Some(TRACEPARENT), Some("a=1,b=2:3")),
         }
     }
 
@@ -125,7 +132,7 @@ mod tests {
     fn a_request_survives_encoding() {
         let whole = request();
         assert_eq!(decode(&encode(&whole), whole.id), Some(whole.clone()));
-        let bare = Request { result: None, failure: None, callback_url: None, ..whole };
+        let bare = Request { result: None, failure: None, callback_url: None, trace: None, ..whole };
         assert_eq!(decode(&encode(&bare), bare.id), Some(bare));
     }
 
@@ -135,7 +142,7 @@ mod tests {
         for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
             assert_eq!(decode(&text[..end], id), None, "{end}");
         }
-        assert_eq!(decode(&text.replacen("1:1", "1:2", 1), id), None);
+        assert_eq!(decode(&text.replacen("1:2", "1:1", 1), id), None);
         assert_eq!(decode(&format!("{text}1:x"), id), None);
     }
 }

@@ -14,7 +14,7 @@ use weir_store::request::{
     plan_callback, plan_claim, plan_report, stored_progress,
 };
 
-use super::{read_id, read_status};
+use super::{read_id, read_status, read_trace};
 use crate::error::fault;
 use crate::queue::enqueue;
 use crate::writer::WriterTurn;
@@ -31,7 +31,7 @@ const JOB: &str = "
 /// With the columns that [`read_claim`] reads.
 const CLAIM: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url,
-           tenant_id, request_type, payload, payload_key_id, created_at
+           tenant_id, request_type, payload, payload_key_id, created_at, traceparent, tracestate
     FROM request_record";
 const DUE: &str = "WHERE downstream = ?1 AND claimable_at <= ?2 ORDER BY claimable_at LIMIT ?3";
 const NAMED: &str = "WHERE request_id = ?1 AND claimable_at IS NOT NULL";
@@ -281,6 +281,7 @@ fn read_claim(row: &Row<'_>) -> rusqlite::Result<Numbered<ClaimRow>> {
         tenant: TenantId::parse(row.get_ref(9)?.as_str()?).map_err(fault)?,
         request_type: RequestType::parse(row.get_ref(10)?.as_str()?).map_err(fault)?,
         payload: Sealed { bytes: row.get(11)?, key_id: row.get(12)? },
+        trace: read_trace(row, 14)?,
         accepted_at: Timestamp::from_micros(row.get(13)?),
     };
     Ok((number, claim))

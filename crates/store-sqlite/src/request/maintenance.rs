@@ -27,7 +27,7 @@ const MARK_ENQUEUED: &str = "
 const DEAD: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts,
            CASE WHEN length(payload) <= ?3 THEN payload ELSE x'' END, payload_key_id, NULL, NULL,
-           failure_code, failure_message, callback_url, created_at, updated_at, died_at
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate, died_at
     FROM request_dead JOIN request_record USING (request_id)
     WHERE request_id > ?1 ORDER BY request_id LIMIT ?2";
 const TAKE_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";

@@ -22,8 +22,8 @@ const FIND_RECEIPT: &str = "SELECT status, created_at FROM request_record WHERE 
 pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
-         downstream, claimable_at)";
-    MultiInsert::new(into, 11)
+         downstream, claimable_at, traceparent, tracestate)";
+    MultiInsert::new(into, 13)
 });
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
@@ -141,6 +141,8 @@ fn write(insert: &mut PreparedInsert<'_>, accepted: &[NewRequest<'_>]) -> rusqli
             progress.due.as_micros(),
             submit.downstream,
             progress.due.as_micros(),
+            submit.trace.as_ref().map(|trace| trace.parent.to_string()),
+            submit.trace.as_ref().and_then(|trace| trace.state.as_deref()),
         ])
     })
 }

@@ -31,8 +31,10 @@ async fn a_wide_batch_is_counted_and_queued_after_a_crash() {
         engine.configure(&user, QuotaLimits::new(3, 60).unwrap()).await.unwrap();
     }
     for _ in 0..2 {
-        let batch: Vec<_> =
-            users().into_iter().map(|user| SendMessage { user, message: "hello".into() }).collect();
+        let batch: Vec<_> = users()
+            .into_iter()
+            .map(|user| SendMessage { user, message: "hello".into(), trace: None })
+            .collect();
         let outcomes = engine.send_batch(batch.into()).await.unwrap();
         assert!(outcomes.iter().all(|outcome| matches!(outcome, SendOutcome::Accepted { .. })));
     }

@@ -2,7 +2,7 @@
 
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::ClaimOutcome;
-use weir_core::{RequestType, TenantId, Timestamp};
+use weir_core::{RequestType, TenantId, Timestamp, TraceContext};
 
 use super::{AttemptOutcome, ClaimedJobs, Job, JobChange, JobRow, Sealed};
 
@@ -13,6 +13,7 @@ pub struct ClaimRow {
     pub tenant: TenantId,
     pub request_type: RequestType,
     pub payload: Sealed,
+    pub trace: Option<TraceContext>,
     pub accepted_at: Timestamp,
 }
 
@@ -31,7 +32,7 @@ pub fn plan_claim(
     now: Timestamp,
 ) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
-    for ClaimRow { mut job, tenant, request_type, payload, accepted_at } in rows {
+    for ClaimRow { mut job, tenant, request_type, payload, trace, accepted_at } in rows {
         let outcome = match job.progress.claim(policy, now) {
             Ok(ClaimOutcome::Granted(lease)) => {
                 plan.claimed.jobs.push(Job {
@@ -42,6 +43,7 @@ pub fn plan_claim(
                     payload,
                     token: lease.token,
                     attempt: job.progress.attempts,
+                    trace,
                     accepted_at,
                 });
                 None

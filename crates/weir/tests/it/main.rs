@@ -36,3 +36,4 @@ mod slot;
 mod stdout;
 mod tier;
 mod tls;
+mod trace;

@@ -253,7 +253,7 @@ async fn metrics_and_logs_report_submissions_without_payloads(store: Store) {
     let line = api.wait_for_log("request accepted").await;
     let line: Value = serde_json::from_str(&line).unwrap();
     for (field, value) in [
-        ("traceId", json!("trace-42")),
+        ("httpRequestId", json!("trace-42")),
         ("requestId", accepted["requestId"].clone()),
         ("idempotencyKey", json!("key-1")),
         ("tenantId", json!("acme")),

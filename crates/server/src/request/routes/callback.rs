@@ -27,7 +27,6 @@ use crate::http::body::{Json, Raw, parse_json};
 use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::request::events::RequestCalledBack;
 use crate::request::service::DownstreamCallback;
 
 const CODE_MAX: usize = 64;
@@ -127,10 +126,7 @@ pub(crate) async fn call_back(
     check_request(id, webhook_id, request.request_id.as_deref())?;
     let callback = parse(request)?;
     let status = match app.requests.call_back(id, callback).await? {
-        CallbackOutcome::Applied(status) => {
-            RequestCalledBack { id, status }.emit();
-            status
-        }
+        CallbackOutcome::Applied(status) => status,
         // Repeated or too late: it changes nothing.
         CallbackOutcome::TransitionError(TransitionError::Final(status)) => status,
         CallbackOutcome::TransitionError(_) => return Err(not_started(id)),

@@ -26,9 +26,9 @@ use crate::http::error::ApiError;
 use crate::http::extract::Tenant;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
-use crate::http::router::REQUEST_ID;
-use crate::request::events::RequestAccepted;
+use crate::request::events::{RequestAccepted, RequestConflicted};
 use crate::request::service::{Submission, SubmitError};
+use crate::telemetry::request_context::RequestContext;
 
 /// Marks the response of a request that was accepted before.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -71,17 +71,13 @@ struct CreateResponse {
 #[derive(Debug)]
 pub(crate) struct SubmitHeaders {
     key: Option<String>,
-    trace_id: Option<HeaderValue>,
 }
 
 impl FromRequestParts<Arc<App>> for SubmitHeaders {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _app: &Arc<App>) -> Result<Self, ApiError> {
-        Ok(Self {
-            key: idempotency_key::from_header(&parts.headers)?,
-            trace_id: parts.headers.get(REQUEST_ID).cloned(),
-        })
+        Ok(Self { key: idempotency_key::from_header(&parts.headers)? })
     }
 }
 
@@ -149,15 +145,14 @@ impl FromRequestParts<Arc<App>> for SubmitHeaders {
 pub(crate) async fn create_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
-    SubmitHeaders { key, trace_id }: SubmitHeaders,
+    SubmitHeaders { key }: SubmitHeaders,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     let submission = parse(request, key, tenant, app.settings.request.allow_private)?;
     let (tenant, key) = (submission.tenant.clone(), submission.key.clone());
     match app.requests.submit(submission).await {
         Ok(SubmitOutcome::Accepted(receipt)) => {
-            let trace_id = trace_id.as_ref();
-            RequestAccepted { trace_id, receipt: &receipt, tenant: &tenant, key: &key }.emit();
+            RequestAccepted { receipt: &receipt, tenant: &tenant, key: &key }.emit();
             Ok(accepted(receipt))
         }
         Ok(SubmitOutcome::Replayed(receipt)) => {
@@ -165,7 +160,10 @@ pub(crate) async fn create_request(
             response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
             Ok(response)
         }
-        Ok(SubmitOutcome::Conflict) => Err(conflict(&key)),
+        Ok(SubmitOutcome::Conflict) => {
+            RequestConflicted { tenant: &tenant, key: &key }.emit();
+            Err(conflict(&key))
+        }
         Ok(SubmitOutcome::Limited { limits, retry_after }) => Err(limited(&tenant, limits, retry_after)),
         Err(SubmitError::Disabled) => Err(ApiError::unavailable(
             "An operator has switched requests off; nothing was done, try again later",
@@ -192,7 +190,8 @@ fn parse(
         .map_err(|problem| ApiError::invalid_field("payload", problem))?;
     let fingerprint = Fingerprint::new(&request_type, &canonical);
     let payload = Bytes::from(Box::<str>::from(payload).into_boxed_bytes());
-    Ok(Submission { tenant, key, request_type, payload, fingerprint, callback_url })
+    let trace = RequestContext::current_trace();
+    Ok(Submission { tenant, key, request_type, payload, fingerprint, callback_url, trace })
 }
 
 fn accepted(receipt: SubmitReceipt) -> Response {

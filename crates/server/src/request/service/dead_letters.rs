@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
 use weir_store::Result;
-use weir_store::request::{DeadRequest, Request};
+use weir_store::request::{DeadRequest, Request, RequestStore};
 
 use super::RequestService;
 use super::hub::StatusHub;
@@ -51,7 +51,7 @@ impl RequestService {
         let replay = async move {
             let replayed = store.replay_request(id).await?;
             if replayed {
-                publish_replay(&hub, id);
+                publish_replays(store.as_ref(), &hub, &[id]).await;
             }
             Ok(replayed)
         };
@@ -69,7 +69,7 @@ impl RequestService {
             let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
             let replay = async move {
                 let ids = store.replay_requests(batch).await?;
-                ids.iter().for_each(|id| publish_replay(&hub, *id));
+                publish_replays(store.as_ref(), &hub, &ids).await;
                 Ok(ids.len())
             };
             let count = self.change(replay).await?;
@@ -115,7 +115,12 @@ impl RequestService {
     }
 }
 
-fn publish_replay(hub: &StatusHub, id: RequestId) {
-    RequestReplayed { id }.emit();
-    hub.publish(id, RequestStatus::Accepted);
+/// Publishes and logs replays. The records are read for the log lines alone.
+async fn publish_replays(store: &dyn RequestStore, hub: &StatusHub, ids: &[RequestId]) {
+    ids.iter().for_each(|id| hub.publish(*id, RequestStatus::Accepted));
+    let found = store.find_summaries(ids).await.unwrap_or_default();
+    for id in ids {
+        let request = found.iter().find(|request| request.id == *id);
+        RequestReplayed { id: *id, request }.emit();
+    }
 }

@@ -144,6 +144,7 @@ mod tests {
                 payload: ring(keys).seal(id, SealedField::Payload, b"1").unwrap(),
                 downstream: "echo".to_owned(),
                 callback_url: None,
+                trace: None,
                 needs_broker: false,
             };
             self.engine.submit_batch(vec![submit].into(), None).await.unwrap();

@@ -39,6 +39,7 @@ async fn fixture() -> ServiceFixture {
         payload: Bytes::from_static(b"1"),
         fingerprint: Fingerprint::from_bytes([7; 32]),
         callback_url: None,
+        trace: None,
     };
     let SubmitOutcome::Accepted(receipt) = service.submit(submission).await.unwrap() else {
         panic!("it is accepted")

@@ -7,12 +7,13 @@ use tokio_util::sync::CancellationToken;
 use weir_core::request::breaker::{CallAdmission, CallPermit, DownstreamHealth};
 use weir_core::request::retry::{CallOutcome, FailureCause, RetryDecision, classify};
 use weir_core::request::state::WorkerReport;
-use weir_core::{Clock, RequestId, TenantId};
+use weir_core::{Clock, RequestId, TenantId, TraceId};
 use weir_store::request::{Job, JobReport, Sealed};
 
 use super::downstream::{Downstream, DownstreamResponse};
 use crate::request::encryption::{Keyring, SealedField};
 use crate::request::events::PayloadUnreadable;
+use crate::request::trace::trace_id;
 
 /// How long a request with an unreadable payload waits: an operator has to add its key again.
 const UNREADABLE_PAYLOAD_DELAY: Duration = Duration::from_secs(60);
@@ -32,6 +33,7 @@ pub(super) struct JobRunner {
 pub(in crate::request) struct FinishedJob {
     pub(in crate::request) report: JobReport,
     pub(in crate::request) tenant: TenantId,
+    pub(in crate::request) trace_id: TraceId,
     pub(in crate::request) attempt: u32,
     pub(in crate::request) claimed_at: Instant,
     /// The cause of a failure, for operators only.
@@ -65,7 +67,7 @@ impl JobRunner {
             Ok(payload) => payload,
             Err(error) => {
                 downstream.breaker.report(permit, DownstreamHealth::Unknown);
-                PayloadUnreadable { id: job.id, error: &error }.emit();
+                PayloadUnreadable { job: &job, error: &error }.emit();
                 return finished(
                     &job,
                     claimed_at,
@@ -128,7 +130,8 @@ fn finished(job: &Job, claimed_at: Instant, job_result: JobResult) -> FinishedJo
     let JobResult { report, result, problem } = job_result;
     let report =
         JobReport { id: job.id, token: job.token, report, result, detail: None, random: fastrand::u64(..) };
-    FinishedJob { report, tenant: job.tenant.clone(), attempt: job.attempt, claimed_at, problem }
+    let trace_id = trace_id(job.id, job.trace.as_ref());
+    FinishedJob { report, tenant: job.tenant.clone(), trace_id, attempt: job.attempt, claimed_at, problem }
 }
 
 impl FinishedJob {

@@ -22,6 +22,7 @@ use crate::outbound::{
 };
 use crate::request::metrics::{DownstreamLabels, WorkMetrics};
 use crate::request::settings::{Downstream as Settings, RequestSettings};
+use crate::request::trace;
 
 /// The largest result.
 const RESULT_BYTES_MAX: usize = 1024 * 1024;
@@ -112,7 +113,7 @@ impl Downstream {
             return DownstreamResponse { outcome, result: Some(payload.into()), problem: None };
         };
         let body = body(job.id, &job.request_type, &payload);
-        match client.post(target, headers(job.id), body).await {
+        match client.post(target, headers(job), body).await {
             Ok(OutboundResponse { status, retry_after, body }) => DownstreamResponse {
                 outcome: CallOutcome::Answered { status: status.as_u16(), retry_after },
                 result: Some(body).filter(|body| !body.is_empty()),
@@ -134,16 +135,17 @@ const fn outcome_of(problem: &OutboundError) -> CallOutcome {
     }
 }
 
-fn headers(id: RequestId) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(5);
+fn headers(job: &Job) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(7);
     headers.insert(CONTENT_TYPE, JSON);
     headers.insert(ACCEPT, JSON);
     headers.insert(USER_AGENT, AGENT);
     // A UUID is always a header's value.
-    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+    if let Ok(id) = HeaderValue::try_from(job.id.to_string()) {
         headers.insert(IDEMPOTENCY_KEY, id.clone());
         headers.insert(REQUEST_ID, id);
     }
+    trace::write_headers(&mut headers, job.id, job.trace.as_ref());
     headers
 }
 

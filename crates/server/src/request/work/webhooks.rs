@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use weir_core::{Clock, RequestId, TenantId, Timestamp};
+use weir_core::{Clock, RequestId, TenantId, Timestamp, TraceId};
 use weir_queue::{Message, MessageClaim, Position, Queue, Settlement};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
@@ -30,10 +30,12 @@ use crate::auth::webhook::WebhookSecret;
 use crate::outbound::{OutboundClient, OutboundLimits, Reach};
 use crate::request::encryption::Keyring;
 use crate::request::events::{
-    WebhookClaimExpired, WebhookDeferred, WebhookDied, WebhookRetried, WebhookSent, WebhookStoreFailed,
+    WebhookClaimExpired, WebhookDeferred, WebhookDied, WebhookOrigin, WebhookRetried, WebhookSent,
+    WebhookStoreFailed,
 };
 use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
+use crate::request::trace::trace_id;
 
 /// The most concurrent calls, and the most claimed webhooks that wait for a call.
 const LIMITS: QueueLimits = QueueLimits { concurrent: 64, waiting: 1_024 };
@@ -84,6 +86,7 @@ pub(crate) struct WebhookDependencies {
 struct ClaimedWebhook {
     message: Message,
     id: RequestId,
+    trace_id: TraceId,
     /// When its request ended.
     final_since: Timestamp,
     /// The number of its claim.
@@ -99,7 +102,7 @@ struct FinishedCall {
 /// How to proceed with a claimed webhook.
 enum WebhookAction {
     Settle(WebhookOutcome),
-    Call { tenant: TenantId, receiver: String, id: RequestId, final_since: Timestamp },
+    Call { tenant: TenantId, receiver: String, id: RequestId, trace_id: TraceId, final_since: Timestamp },
 }
 
 /// The state of the sending task.
@@ -178,7 +181,13 @@ impl Webhooks {
     }
 
     /// Adds the outcome of a webhook to a settlement.
-    fn settle(&self, settlement: &mut Settlement, message: &Message, outcome: WebhookOutcome) {
+    fn settle(
+        &self,
+        settlement: &mut Settlement,
+        message: &Message,
+        origin: WebhookOrigin<'_>,
+        outcome: WebhookOutcome,
+    ) {
         let (position, id) = (message.position, &message.key);
         let metrics = &self.dependencies.metrics;
         match outcome {
@@ -191,11 +200,11 @@ impl Webhooks {
                 settlement.deferred.push((position, time));
             }
             WebhookOutcome::Retry { retry_after, reason } if message.attempts + 1 < ATTEMPTS_MAX => {
-                WebhookRetried { request_id: id, reason: &reason }.emit(metrics);
+                WebhookRetried { request_id: id, origin, reason: &reason }.emit(metrics);
                 settlement.retry.push((position, wait(message.attempts, retry_after)));
             }
             WebhookOutcome::Retry { reason, .. } | WebhookOutcome::Dead(reason) => {
-                WebhookDied { request_id: id, reason: &reason }.emit(metrics);
+                WebhookDied { request_id: id, origin, reason: &reason }.emit(metrics);
                 settlement.dead.push((position, reason));
             }
         }
@@ -219,7 +228,8 @@ impl Webhooks {
             match receiver_of(request) {
                 Ok((_, url)) => {
                     let (tenant, receiver) = (request.tenant.clone(), url.authority().to_owned());
-                    WebhookAction::Call { tenant, receiver, id, final_since: request.updated_at }
+                    let trace_id = trace_id(id, request.trace.as_ref());
+                    WebhookAction::Call { tenant, receiver, id, trace_id, final_since: request.updated_at }
                 }
                 Err(outcome) => WebhookAction::Settle(outcome),
             }
@@ -295,9 +305,12 @@ impl WebhookSender {
         for (message, plan) in messages.into_iter().zip(plans) {
             let position = message.position;
             match plan {
-                WebhookAction::Settle(outcome) => self.webhooks.settle(&mut settlement, &message, outcome),
-                WebhookAction::Call { tenant, receiver, id, final_since } => {
-                    let taken = ClaimedWebhook { message, id, final_since, claim: self.claims };
+                WebhookAction::Settle(outcome) => {
+                    let origin = WebhookOrigin::default();
+                    self.webhooks.settle(&mut settlement, &message, origin, outcome);
+                }
+                WebhookAction::Call { tenant, receiver, id, trace_id, final_since } => {
+                    let taken = ClaimedWebhook { message, id, trace_id, final_since, claim: self.claims };
                     if self.waiting.push(&tenant, &receiver, taken, now + timeout + WAIT_MAX, now) {
                         settlement.deferred.push((position, timeout * 2 + WAIT_MAX + SETTLE_TIME));
                     } else {
@@ -361,7 +374,11 @@ impl WebhookSender {
         while let Some(FinishedCall { turn, outcome }) = next {
             self.waiting.ended(&turn.tenant, &turn.receiver, now);
             match outcome {
-                Ok(outcome) => self.webhooks.settle(&mut settlement, &turn.item.message, outcome),
+                Ok(outcome) => {
+                    let ClaimedWebhook { message, trace_id, .. } = &turn.item;
+                    let origin = WebhookOrigin { tenant: Some(&turn.tenant), trace_id: Some(*trace_id) };
+                    self.webhooks.settle(&mut settlement, message, origin, outcome);
+                }
                 Err(error) => {
                     settlement.deferred.push((turn.item.message.position, PAUSE_AFTER_ERROR));
                     problem = Err(error);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
 use weir_store::Result;
 use weir_store::request::ClaimedJobs;
@@ -133,7 +134,7 @@ impl Worker {
         if let Some(broker_jobs) = broker_jobs {
             let claimed = broker_jobs.claim(store.as_ref(), policy, self.permits.available()).await?;
             let is_idle = claimed.jobs.is_empty();
-            self.start(work, claimed);
+            self.start(work, claimed).await;
             if !work.has_more && !broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
                 return Ok(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce });
             }
@@ -154,15 +155,11 @@ impl Worker {
         let claimed = store.claim_jobs(&room, policy).await?;
         let next = next(&claimed, room.iter().map(|room| room.jobs).min().unwrap_or_default());
         work.has_more = matches!(next, NextClaim::AtOnce);
-        self.start(work, claimed);
+        self.start(work, claimed).await;
         Ok(next)
     }
 
-    fn start(&self, work: &mut WorkerState, claimed: ClaimedJobs) {
-        for id in claimed.exhausted {
-            AttemptsExhausted { id }.emit();
-            (self.dependencies.on_change)(id, RequestStatus::FailedRetryExhausted);
-        }
+    async fn start(&self, work: &mut WorkerState, claimed: ClaimedJobs) {
         let now = Instant::now();
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
@@ -177,6 +174,20 @@ impl Worker {
                 let _ = reports.send(done).await;
                 drop(permit);
             });
+        }
+        self.publish_exhausted(&claimed.exhausted).await;
+    }
+
+    /// Publishes and logs requests that became dead letters in a claim. Their records are read for the log lines alone.
+    async fn publish_exhausted(&self, ids: &[RequestId]) {
+        if ids.is_empty() {
+            return;
+        }
+        ids.iter().for_each(|id| (self.dependencies.on_change)(*id, RequestStatus::FailedRetryExhausted));
+        let found = self.dependencies.store.find_summaries(ids).await.unwrap_or_default();
+        for id in ids {
+            let request = found.iter().find(|request| request.id == *id);
+            AttemptsExhausted { id: *id, request }.emit();
         }
     }
 

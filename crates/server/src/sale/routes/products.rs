@@ -21,6 +21,7 @@ use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 use crate::http::sale_error::SaleError;
+use crate::sale::events::{ProductChanged, ProductCreated, ProductDeleted};
 
 /// A new product and its sale. Handlers read the body field by field, so that one response lists all invalid fields; this
 /// type is for the OpenAPI document.
@@ -127,6 +128,7 @@ pub(crate) async fn create_product(
     let (sku, terms) = parse_product(&body)?;
     match app.sale.create(&sku, terms).await? {
         CreateOutcome::Created(product) => {
+            ProductCreated { product: &product }.emit();
             Ok((StatusCode::CREATED, success(describe(product))).into_response())
         }
         CreateOutcome::Exists => {
@@ -207,7 +209,10 @@ pub(crate) async fn change_product(
     let change = fields.change();
     fields.finish()?;
     match app.sale.change(&sku, change).await? {
-        ChangeOutcome::Changed(product) => Ok(success(describe(product)).into_response()),
+        ChangeOutcome::Changed(product) => {
+            ProductChanged { product: &product }.emit();
+            Ok(success(describe(product)).into_response())
+        }
         ChangeOutcome::Refused(ChangeError::Terms(problem)) => Err(wrong_terms(problem)),
         ChangeOutcome::Refused(ChangeError::NotModifiable) => {
             let message = "Cannot modify product while sale is active or ended.";
@@ -238,6 +243,7 @@ pub(crate) async fn delete_product(
     if !app.sale.delete(&sku).await? {
         return Err(unknown_product());
     }
+    ProductDeleted { sku: &sku }.emit();
     let message = format!("Product {sku} and all associated sale data have been reset.");
     Ok(success(ResetResponse { message }).into_response())
 }

@@ -30,6 +30,7 @@ use crate::app::App;
 use crate::buffer_budget::BufferCharge;
 use crate::http::error::ApiError;
 use crate::slot::service::SlotService;
+use crate::telemetry::request_context::inherit;
 
 /// Batches between two stages.
 const CHANNEL_CAPACITY: usize = 2;
@@ -130,7 +131,7 @@ pub(crate) async fn assign_slots(
     let upload =
         Upload::new(lines, &app.upload_buffers, app.settings.http.read_timeout, app.shutdown.giving_up());
     tokio::spawn(upload.read(request.into_body()));
-    tokio::spawn(async move { answer_lines(&app.slot, parsed, answers).await });
+    tokio::spawn(inherit(async move { answer_lines(&app.slot, parsed, answers).await }));
     let stream = futures_util::stream::poll_fn(move |context| sent.poll_recv(context));
     let body = Body::from_stream(stream.map(Ok::<_, std::convert::Infallible>));
     let mut response = Response::new(body);

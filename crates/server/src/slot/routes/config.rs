@@ -19,6 +19,7 @@ use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
+use crate::slot::events::{ConfigChanged, ConfigDeactivated};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -96,7 +97,9 @@ pub(crate) async fn put_config(
         };
         ApiError::invalid_field(field, problem)
     })?;
-    Ok(Json(describe(app.slot.put_config(&name, pace).await?)))
+    let config = app.slot.put_config(&name, pace).await?;
+    ConfigChanged { config: &config }.emit();
+    Ok(Json(describe(config)))
 }
 
 /// List paces.
@@ -194,7 +197,11 @@ pub(crate) async fn deactivate_config(
     name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_path(name)?;
-    if app.slot.deactivate(&name).await? { Ok(StatusCode::NO_CONTENT) } else { Err(unknown_config(&name)) }
+    if !app.slot.deactivate(&name).await? {
+        return Err(unknown_config(&name));
+    }
+    ConfigDeactivated { name: &name }.emit();
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Flush the cache of paces.

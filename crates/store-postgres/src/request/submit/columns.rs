@@ -16,6 +16,8 @@ pub(super) struct SubmitColumns<'a> {
     key_ids: Vec<&'a str>,
     callbacks: Vec<Option<&'a str>>,
     downstreams: Vec<&'a str>,
+    traceparents: Vec<Option<String>>,
+    tracestates: Vec<Option<&'a str>>,
 }
 
 impl<'a> SubmitColumns<'a> {
@@ -32,6 +34,8 @@ impl<'a> SubmitColumns<'a> {
             key_ids: batch().map(|submit| submit.payload.key_id.as_str()).collect(),
             callbacks: batch().map(|submit| submit.callback_url.as_deref()).collect(),
             downstreams: batch().map(|submit| submit.downstream.as_str()).collect(),
+            traceparents: batch().map(|submit| Some(submit.trace.as_ref()?.parent.to_string())).collect(),
+            tracestates: batch().map(|submit| submit.trace.as_ref()?.state.as_deref()).collect(),
         }
     }
 
@@ -40,7 +44,7 @@ impl<'a> SubmitColumns<'a> {
         &'v self,
         rest: [&'v (dyn ToSql + Sync); N],
     ) -> Vec<&'v (dyn ToSql + Sync)> {
-        let arrays: [&(dyn ToSql + Sync); 10] = [
+        let arrays: [&(dyn ToSql + Sync); 12] = [
             &self.ids,
             &self.tenants,
             &self.keys,
@@ -51,6 +55,8 @@ impl<'a> SubmitColumns<'a> {
             &self.key_ids,
             &self.callbacks,
             &self.downstreams,
+            &self.traceparents,
+            &self.tracestates,
         ];
         arrays.into_iter().chain(rest).collect()
     }

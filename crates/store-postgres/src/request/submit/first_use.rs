@@ -16,29 +16,30 @@ use crate::{Postgres, time};
 
 /// Writes nothing if no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
 const INSERT: &str = "
-    WITH clock AS MATERIALIZED (SELECT coalesce($11, clock_timestamp()) AS now),
+    WITH clock AS MATERIALIZED (SELECT coalesce($13, clock_timestamp()) AS now),
     new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
-                             $8::text[], $9::text[], $10::text[])
-            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream)),
+                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
+            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
+                    traceparent, tracestate)),
     kept AS (
         INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-        SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $12::bigint * interval '1 microsecond'
+        SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $14::bigint * interval '1 microsecond'
         FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
-                                    created_at, updated_at)
+                                    created_at, updated_at, traceparent, tracestate)
         SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url,
-               (SELECT now FROM clock), (SELECT now FROM clock)
+               (SELECT now FROM clock), (SELECT now FROM clock), traceparent, tracestate
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
         SELECT request_id, downstream, (SELECT now FROM clock), status = 'PENDING_ENQUEUE'
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept HAVING count(*) > 0
+        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM kept HAVING count(*) > 0
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id, (SELECT now FROM clock) FROM kept";
 

@@ -91,6 +91,7 @@ fn submit(n: u64) -> Result<Submit> {
         payload: Sealed { key_id: "bench".to_owned(), bytes: vec![7; 128] },
         downstream: "default".to_owned(),
         callback_url: None,
+        trace: None,
         needs_broker: false,
     })
 }

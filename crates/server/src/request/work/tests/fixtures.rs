@@ -123,6 +123,7 @@ impl Fixture {
             payload: self.keyring.seal(id, SealedField::Payload, payload.as_bytes()).unwrap(),
             downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
             callback_url: None,
+            trace: None,
             needs_broker: false,
         }
     }

@@ -13,6 +13,7 @@ use super::fair_queue::Turn;
 use super::{ClaimedWebhook, Webhooks, message};
 use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget};
 use crate::request::encryption::{OpenError, SealedField};
+use crate::request::trace;
 use crate::request::work::downstream::AGENT;
 
 /// The wait between attempts, doubling from the first to the longest.
@@ -73,7 +74,8 @@ impl Webhooks {
             }
         };
         let name = format!("{}-{}", item.id, item.message.position.id);
-        let headers = self.headers(tenant, &name, &body);
+        let mut headers = self.headers(tenant, &name, &body);
+        trace::write_headers(&mut headers, request.id, request.trace.as_ref());
         let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
         let sent = sent.unwrap_or(Err(OutboundError::TimedOut));
         match &sent {
@@ -103,7 +105,7 @@ impl Webhooks {
     fn headers(&self, tenant: &TenantId, name: &str, body: &Bytes) -> HeaderMap {
         let now = self.dependencies.clock.now();
         let signature = self.dependencies.secret.sign_for(tenant, name, now, body);
-        let mut headers = HeaderMap::with_capacity(5);
+        let mut headers = HeaderMap::with_capacity(7);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, AGENT);
         for (header, value) in [(ID, name), (TIMESTAMP, &webhook::timestamp(now)), (SIGNATURE, &signature)] {
