@@ -1,8 +1,8 @@
-//! A stop is graceful whatever callers do. On SIGTERM the server refuses new connections, lets what is under way go on for
+//! A stop is graceful whatever callers do. On SIGTERM the server refuses new connections, lets calls in progress continue for
 //! three quarters of `http.shutdown_timeout`, cuts off the rest, drains its lanes, workers and journals, and exits with 0.
 //!
-//! Each test keeps a server busy in one way and stops it. What every stop must keep to is checked in one place:
-//! [`Stage::stop`].
+//! Each test keeps a server busy in one way and stops it. What must hold for every stop is checked in one place:
+//! [`BusyServer::stop`].
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::fixtures::{
     PATIENCE, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
 };
 
-/// For callers that have to be cut off: the shutdown timeout is short, since the test waits for most of it.
+/// The shutdown timeout for callers that have to be cut off: short, since the test waits for most of it.
 const SHORT: Duration = Duration::from_secs(4);
-/// For callers that end by themselves or at once: long, so that a slow machine is not taken for a slow stop.
+/// The shutdown timeout for callers that end by themselves: long, so that a slow machine does not look like a slow stop.
 const LONG: Duration = Duration::from_secs(20);
-/// How much longer than the shutdown timeout a process may take to be seen to have ended.
+/// How long after the shutdown timeout the end of the process must be seen.
 const MARGIN: Duration = Duration::from_secs(10);
 /// Messages that are accepted right before a stop, and must be counted after it.
 const ACKNOWLEDGED: usize = 20;
@@ -44,13 +44,13 @@ const SWITCHING: &str =
     "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
 
 /// A server and the upstream of its AI gateway, which the test plays.
-struct Stage {
+struct BusyServer {
     server: Running,
     upstream: TcpListener,
     shutdown: Duration,
 }
 
-impl Stage {
+impl BusyServer {
     async fn start(shutdown: Duration) -> Self {
         Self::start_on(Store::Embedded, shutdown).await
     }
@@ -62,7 +62,7 @@ impl Stage {
         let settings = [
             ("WEIR_AI_UPSTREAM", url.as_str()),
             ("WEIR_HTTP_SHUTDOWN_TIMEOUT", &timeout),
-            // Nobody works on requests, so that whoever waits for one waits until the stop.
+            // Without workers, callers that wait for a request wait until the stop.
             ("WEIR_ROLES", "api,sender"),
         ];
         let server = Running::start_with(store, &settings).await;
@@ -82,7 +82,7 @@ impl Stage {
         jwt::sign(&secret, &claims).unwrap()
     }
 
-    /// A caller that has sent these bytes, and is connected.
+    /// Connects a caller that has sent these bytes.
     async fn caller(&self, bytes: &str) -> TcpStream {
         let mut caller = TcpStream::connect(self.server.weir.addr()).await.unwrap();
         caller.set_nodelay(true).unwrap();
@@ -90,7 +90,7 @@ impl Stage {
         caller
     }
 
-    /// A caller that has sent the head of a request, with a token.
+    /// Connects a caller that has sent the head of a request, with a token.
     async fn request(&self, line: &str, headers: &[&str]) -> TcpStream {
         let lines: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let token = self.token();
@@ -100,7 +100,7 @@ impl Stage {
         .await
     }
 
-    /// The upstream's side of the next AI call, whose head has come.
+    /// Returns the upstream's side of the next AI call, after reading its head.
     async fn upstream(&self) -> TcpStream {
         let accepted = tokio::time::timeout(PATIENCE, self.upstream.accept()).await;
         let (mut stream, _) = accepted.expect("the call reaches the upstream").unwrap();
@@ -128,7 +128,7 @@ impl Stage {
         answer.json()["requestId"].as_str().unwrap().to_owned()
     }
 
-    /// A caller that follows sales, of which there is one.
+    /// Creates a sale and connects a caller that follows sales.
     async fn follow_sales(&self) -> TcpStream {
         let in_hours = |hours| {
             let at = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(hours);
@@ -143,7 +143,7 @@ impl Stage {
         self.caller("GET /api/v1/sales/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await
     }
 
-    /// A bulk upload of which only the head was sent.
+    /// Starts a bulk upload by sending its head.
     async fn bulk_upload(&self) -> TcpStream {
         let config = json!({"configName": "default", "maxPerWindow": 1_000, "windowSize": "PT4S"});
         let answer = self.server.operator().post("/admin/rate-limit/config", &config).await.unwrap();
@@ -152,8 +152,8 @@ impl Stage {
         self.request("POST /api/v1/slots/bulk", &headers).await
     }
 
-    /// Waits until the server has accepted so many connections besides those of its test.
-    async fn accepts(&self, count: usize) {
+    /// Waits until the server has accepted `count` connections besides the test's own.
+    async fn wait_until_accepted(&self, count: usize) {
         let client = self.server.client();
         wait::until("the connections are accepted", PATIENCE, async || {
             let text = client.get("/metrics").await.unwrap().body;
@@ -167,10 +167,10 @@ impl Stage {
     /// Stops the server, checks that it ends in order, and starts it again. Returns how long the stop took.
     async fn stop(&mut self) -> Duration {
         let started = self.terminate().await;
-        self.ends(started).await
+        self.check_stopped(started).await
     }
 
-    /// Has messages accepted, and sends SIGTERM. Returns when that was.
+    /// Sends messages, then SIGTERM. Returns the time of the signal.
     async fn terminate(&self) -> Instant {
         let tally = send_in_parallel(&[self.server.client()], "u", ACKNOWLEDGED).await;
         tally.expect(200, ACKNOWLEDGED);
@@ -179,20 +179,20 @@ impl Stage {
         started
     }
 
-    /// Checks the end of a server that was told to stop at `started`: it exits with 0 and in time, and what was
-    /// acknowledged before is counted once it is back.
-    async fn ends(&mut self, started: Instant) -> Duration {
+    /// Checks a server that got SIGTERM at `started`: it exits with 0 in time, and after a restart it has counted every
+    /// acknowledged message.
+    async fn check_stopped(&mut self, started: Instant) -> Duration {
         let left = (self.shutdown + MARGIN).saturating_sub(started.elapsed());
         let status = self.server.weir.wait(left).await;
         let took = started.elapsed();
         assert!(status.success(), "{status} after {took:?} of {:?}", self.shutdown);
         self.server.weir.restart().await;
-        self.counts(ACKNOWLEDGED).await;
+        self.check_counted(ACKNOWLEDGED).await;
         took
     }
 
-    /// Checks that at least so many messages are counted, and that the audit finds nothing wrong.
-    async fn counts(&self, acknowledged: usize) {
+    /// Checks that at least `acknowledged` messages are counted and that the audit finds nothing wrong.
+    async fn check_counted(&self, acknowledged: usize) {
         let report = audit(&self.server.operator()).await;
         assert_eq!(report["ok"], true, "{report}");
         let counted = report["quota"]["accepted"].as_u64().unwrap();
@@ -200,22 +200,22 @@ impl Stage {
     }
 }
 
-/// Stops a server while `callers` keep it busy, with a short shutdown timeout. Returns the server, which is back, and what
-/// `callers` returned: it stays open until the server has ended.
-async fn stop_while<T>(callers: impl AsyncFnOnce(&Stage) -> T) -> (Stage, T) {
-    let mut stage = Stage::start(SHORT).await;
-    let open = Box::pin(callers(&stage)).await;
-    stage.stop().await;
-    (stage, open)
+/// Stops a server while `callers` keep it busy, with a short shutdown timeout. Returns the restarted server and the result of
+/// `callers`, whose connections stay open until the server has ended.
+async fn stop_while<T>(callers: impl AsyncFnOnce(&BusyServer) -> T) -> (BusyServer, T) {
+    let mut busy = BusyServer::start(SHORT).await;
+    let open = Box::pin(callers(&busy)).await;
+    busy.stop().await;
+    (busy, open)
 }
 
-/// The same with callers that the server must not wait for at all: it ends long before anything is cut off.
-async fn stop_at_once_while<T>(callers: impl AsyncFnOnce(&Stage) -> T) -> (Stage, T) {
-    let mut stage = Stage::start(LONG).await;
-    let open = Box::pin(callers(&stage)).await;
-    let took = stage.stop().await;
+/// Like `stop_while`, for callers that the server must not wait for: it ends long before anything is cut off.
+async fn stop_at_once_while<T>(callers: impl AsyncFnOnce(&BusyServer) -> T) -> (BusyServer, T) {
+    let mut busy = BusyServer::start(LONG).await;
+    let open = Box::pin(callers(&busy)).await;
+    let took = busy.stop().await;
     assert!(took < LONG * 3 / 4, "it waited for {took:?}");
-    (stage, open)
+    (busy, open)
 }
 
 async fn read_head(stream: &mut TcpStream) -> String {
@@ -226,21 +226,21 @@ async fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Waits for the beginning of a good answer, and leaves it unread.
-async fn begins_to_be_answered(caller: &TcpStream) {
+/// Waits for the status line of a successful answer and leaves it unread.
+async fn wait_for_status_line(caller: &TcpStream) {
     let mut status = [0; 15];
     wait::until("an answer begins", PATIENCE, async || caller.peek(&mut status).await.unwrap() == 15).await;
     assert_eq!(&status, b"HTTP/1.1 200 OK");
 }
 
-/// Bytes as a chunk of a chunked body.
+/// Encodes bytes as a chunk of a chunked body.
 fn chunk(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     let bytes = bytes.as_ref();
     [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
-/// Writes a piece at each interval, for as long as there are pieces and anybody takes them, in a task that keeps the
-/// connection open and returns it when there are no more pieces.
+/// Spawns a task that writes a piece at each interval until there are no more or the peer stops reading, and then returns the
+/// open connection.
 fn trickle<W: AsyncWrite + Send + Unpin + 'static>(
     mut writer: W,
     every: Duration,
@@ -258,8 +258,7 @@ fn trickle<W: AsyncWrite + Send + Unpin + 'static>(
     })
 }
 
-/// Writes the same bytes over and over, in a task that keeps the connection open, and returns when nobody takes them any
-/// more.
+/// Writes the same bytes repeatedly in a task that keeps the connection open. Returns when the writer is blocked.
 async fn flood(mut writer: impl AsyncWrite + Send + Unpin + 'static, bytes: Vec<u8>) {
     let written = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&written);
@@ -276,16 +275,16 @@ async fn flood(mut writer: impl AsyncWrite + Send + Unpin + 'static, bytes: Vec<
         now > 0 && polls >= POLLS_WITHOUT_PROGRESS
     })
     .await;
-    assert!(!task.is_finished(), "the server left before it was stopped");
+    assert!(!task.is_finished(), "the server closed the connection before it was stopped");
 }
 
-/// Somebody who reads all that comes, until the connection ends.
-struct Reader {
+/// Reads a response in the background until the connection ends.
+struct ResponseReader {
     bytes: Arc<Mutex<Vec<u8>>>,
     task: JoinHandle<()>,
 }
 
-impl Reader {
+impl ResponseReader {
     fn start(mut reader: impl AsyncRead + Send + Unpin + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let all = Arc::clone(&bytes);
@@ -306,7 +305,7 @@ impl Reader {
         wait::until(&format!("{part:?} is read"), PATIENCE, async || self.text().contains(part)).await;
     }
 
-    /// Everything there was, once the connection has ended.
+    /// Returns everything received, once the connection has ended.
     async fn rest(self) -> String {
         let Self { bytes, task } = self;
         tokio::time::timeout(PATIENCE, task).await.expect("the connection ends").unwrap();
@@ -315,43 +314,43 @@ impl Reader {
     }
 }
 
-/// A caller that reads an AI answer, and the upstream that makes it. The first pieces have come.
-async fn endless_answer(stage: &Stage, every: Duration) -> Reader {
-    let caller = stage.request("GET /api/v1/ai/stream", &[]).await;
-    let mut upstream = stage.upstream().await;
+/// Starts an AI call whose upstream sends a piece at each interval without end. Returns after the first pieces.
+async fn endless_answer(busy: &BusyServer, every: Duration) -> ResponseReader {
+    let caller = busy.request("GET /api/v1/ai/stream", &[]).await;
+    let mut upstream = busy.upstream().await;
     upstream.write_all(CHUNKED_ANSWER.as_bytes()).await.unwrap();
     trickle(upstream, every, (0..).map(|n| chunk(format!("data: {n}\n\n"))));
-    let reader = Reader::start(caller);
+    let reader = ResponseReader::start(caller);
     reader.until("data: 2\n").await;
     reader
 }
 
-async fn an_answer_that_never_ends_is_cut_off(every: Duration) {
-    let (_stage, reader) = stop_while(async |stage| endless_answer(stage, every).await).await;
+async fn an_endless_answer_is_cut_off(every: Duration) {
+    let (_stage, reader) = stop_while(async |busy| endless_answer(busy, every).await).await;
     let text = reader.rest().await;
-    assert!(!text.ends_with(LAST_CHUNK), "it is not cut off as if it were whole: {text}");
+    assert!(!text.ends_with(LAST_CHUNK), "it must not end like a complete answer: {text}");
 }
 
 #[tokio::test]
-async fn an_ai_answer_with_a_piece_every_20_ms_does_not_hold_up_a_stop() {
-    an_answer_that_never_ends_is_cut_off(Duration::from_millis(20)).await;
+async fn an_ai_answer_with_a_piece_every_20_ms_does_not_delay_a_stop() {
+    an_endless_answer_is_cut_off(Duration::from_millis(20)).await;
 }
 
 #[tokio::test]
-async fn an_ai_answer_with_a_piece_every_100_ms_does_not_hold_up_a_stop() {
-    an_answer_that_never_ends_is_cut_off(Duration::from_millis(100)).await;
+async fn an_ai_answer_with_a_piece_every_100_ms_does_not_delay_a_stop() {
+    an_endless_answer_is_cut_off(Duration::from_millis(100)).await;
 }
 
 #[tokio::test]
-async fn an_ai_answer_with_a_piece_every_300_ms_does_not_hold_up_a_stop() {
-    an_answer_that_never_ends_is_cut_off(Duration::from_millis(300)).await;
+async fn an_ai_answer_with_a_piece_every_300_ms_does_not_delay_a_stop() {
+    an_endless_answer_is_cut_off(Duration::from_millis(300)).await;
 }
 
 #[tokio::test]
-async fn an_ai_answer_that_nobody_reads_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let caller = stage.request("GET /api/v1/ai/large", &[]).await;
-        let mut upstream = stage.upstream().await;
+async fn an_ai_answer_that_nobody_reads_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let caller = busy.request("GET /api/v1/ai/large", &[]).await;
+        let mut upstream = busy.upstream().await;
         upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n").await.unwrap();
         flood(upstream, vec![b'x'; 64 << 10]).await;
         caller
@@ -360,10 +359,10 @@ async fn an_ai_answer_that_nobody_reads_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn an_ai_call_that_is_not_answered_does_not_hold_up_a_stop() {
-    let (_stage, (reader, _upstream)) = stop_while(async |stage| {
-        let caller = stage.request("GET /api/v1/ai/slow", &[]).await;
-        (Reader::start(caller), stage.upstream().await)
+async fn an_ai_call_that_is_not_answered_does_not_delay_a_stop() {
+    let (_stage, (reader, _upstream)) = stop_while(async |busy| {
+        let caller = busy.request("GET /api/v1/ai/slow", &[]).await;
+        (ResponseReader::start(caller), busy.upstream().await)
     })
     .await;
     let text = reader.rest().await;
@@ -371,34 +370,34 @@ async fn an_ai_call_that_is_not_answered_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn an_ai_upload_that_trickles_for_ever_does_not_hold_up_a_stop() {
-    let (_stage, (_caller, upstream)) = stop_while(async |stage| {
-        let caller = stage.request("POST /api/v1/ai/upload", &["Transfer-Encoding: chunked"]).await;
+async fn an_ai_upload_that_trickles_forever_does_not_delay_a_stop() {
+    let (_stage, (_caller, upstream)) = stop_while(async |busy| {
+        let caller = busy.request("POST /api/v1/ai/upload", &["Transfer-Encoding: chunked"]).await;
         let (reader, writer) = caller.into_split();
         trickle(writer, Duration::from_millis(20), std::iter::repeat_with(|| chunk("x")));
-        let upstream = Reader::start(stage.upstream().await);
+        let upstream = ResponseReader::start(busy.upstream().await);
         upstream.until("x").await;
-        (Reader::start(reader), upstream)
+        (ResponseReader::start(reader), upstream)
     })
     .await;
     let text = upstream.rest().await;
-    assert!(!text.ends_with(LAST_CHUNK), "it is not cut off as if it were whole: {text}");
+    assert!(!text.ends_with(LAST_CHUNK), "it must not end like a complete answer: {text}");
 }
 
 #[tokio::test]
-async fn an_ai_upload_that_falls_silent_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let caller = stage.request("POST /api/v1/ai/upload", &["Content-Length: 10"]).await;
-        (caller, stage.upstream().await)
+async fn an_ai_upload_that_falls_silent_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let caller = busy.request("POST /api/v1/ai/upload", &["Content-Length: 10"]).await;
+        (caller, busy.upstream().await)
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_ai_upload_that_the_upstream_does_not_read_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let caller = stage.request("POST /api/v1/ai/upload", &["Content-Length: 30000000"]).await;
-        let upstream = stage.upstream().await;
+async fn an_ai_upload_that_the_upstream_does_not_read_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let caller = busy.request("POST /api/v1/ai/upload", &["Content-Length: 30000000"]).await;
+        let upstream = busy.upstream().await;
         flood(caller, vec![b'x'; 64 << 10]).await;
         upstream
     })
@@ -406,18 +405,18 @@ async fn an_ai_upload_that_the_upstream_does_not_read_does_not_hold_up_a_stop() 
 }
 
 #[tokio::test]
-async fn an_ai_call_whose_request_and_answer_both_go_on_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
+async fn an_ai_call_whose_request_and_answer_both_continue_does_not_delay_a_stop() {
+    stop_while(async |busy| {
         let every = Duration::from_millis(20);
-        let caller = stage.request("POST /api/v1/ai/talk", &["Transfer-Encoding: chunked"]).await;
+        let caller = busy.request("POST /api/v1/ai/talk", &["Transfer-Encoding: chunked"]).await;
         let (reader, writer) = caller.into_split();
         trickle(writer, every, std::iter::repeat_with(|| chunk("question")));
-        let (questions, mut answers) = stage.upstream().await.into_split();
-        let questions = Reader::start(questions);
+        let (questions, mut answers) = busy.upstream().await.into_split();
+        let questions = ResponseReader::start(questions);
         questions.until("question").await;
         answers.write_all(CHUNKED_ANSWER.as_bytes()).await.unwrap();
         trickle(answers, every, std::iter::repeat_with(|| chunk("answer")));
-        let reader = Reader::start(reader);
+        let reader = ResponseReader::start(reader);
         reader.until("answer").await;
         (reader, questions)
     })
@@ -432,8 +431,8 @@ fn events() -> impl Iterator<Item = String> + Send {
     })
 }
 
-/// The events that were given a slot, as the answer to a bulk upload says.
-fn answered(text: &str) -> Vec<String> {
+/// Returns the events that got a slot, from the answer to a bulk upload.
+fn assigned_events(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter_map(|line| Some(line.get("eventId")?.as_str()?.to_owned())).collect()
 }
@@ -442,38 +441,38 @@ async fn a_bulk_upload_that_never_ends_is_cut_off(
     every: Duration,
     pieces: impl Iterator<Item = Vec<u8>> + Send + 'static,
 ) {
-    let (stage, reader) = stop_while(async |stage| {
-        let (reader, writer) = stage.bulk_upload().await.into_split();
+    let (busy, reader) = stop_while(async |busy| {
+        let (reader, writer) = busy.bulk_upload().await.into_split();
         trickle(writer, every, pieces);
-        let reader = Reader::start(reader);
+        let reader = ResponseReader::start(reader);
         reader.until("\"e2\"").await;
         reader
     })
     .await;
-    let answered = answered(&reader.rest().await);
+    let answered = assigned_events(&reader.rest().await);
     assert!(answered.len() >= 3, "{answered:?}");
     for id in answered {
-        let stored = stage.server.client().get(&format!("/api/v1/slots/{id}")).await.unwrap();
+        let stored = busy.server.client().get(&format!("/api/v1/slots/{id}")).await.unwrap();
         assert_eq!(stored.status, 200, "{id} was answered, and is stored");
     }
 }
 
 #[tokio::test]
-async fn a_bulk_upload_that_trickles_lines_for_ever_does_not_hold_up_a_stop() {
+async fn a_bulk_upload_that_trickles_lines_for_ever_does_not_delay_a_stop() {
     let lines = events().map(chunk);
     a_bulk_upload_that_never_ends_is_cut_off(Duration::from_millis(20), lines).await;
 }
 
 #[tokio::test]
-async fn a_bulk_upload_that_trickles_bytes_for_ever_does_not_hold_up_a_stop() {
+async fn a_bulk_upload_that_trickles_bytes_for_ever_does_not_delay_a_stop() {
     let bytes = events().flat_map(String::into_bytes).map(|byte| chunk([byte]));
     a_bulk_upload_that_never_ends_is_cut_off(Duration::from_millis(8), bytes).await;
 }
 
 #[tokio::test]
-async fn a_bulk_upload_whose_answers_nobody_reads_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let upload = stage.bulk_upload().await;
+async fn a_bulk_upload_whose_answers_nobody_reads_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let upload = busy.bulk_upload().await;
         let wrong = chunk("{\"eventId\":\"x\"}\n".repeat(1_000));
         flood(upload, wrong).await
     })
@@ -488,38 +487,38 @@ fn send(user: &str) -> String {
     )
 }
 
-async fn a_caller_that_pipelines_sends_and_never_reads_does_not_hold_up_a_stop(store: Store) {
-    let mut stage = Stage::start_on(store, SHORT).await;
-    let caller = stage.caller(&send("u").repeat(500)).await;
-    let operator = stage.server.operator();
+async fn a_caller_that_pipelines_sends_and_never_reads_does_not_delay_a_stop(store: Store) {
+    let mut busy = BusyServer::start_on(store, SHORT).await;
+    let caller = busy.caller(&send("u").repeat(500)).await;
+    let operator = busy.server.operator();
     wait::until("the calls are served", PATIENCE, async || {
         audit(&operator).await["quota"]["accepted"].as_u64().unwrap() > 50
     })
     .await;
-    stage.stop().await;
-    let text = Reader::start(caller).rest().await;
+    busy.stop().await;
+    let text = ResponseReader::start(caller).rest().await;
     let accepted = text.matches("HTTP/1.1 200 OK\r\n").count();
     assert!(accepted > 0, "{text}");
-    stage.counts(ACKNOWLEDGED + accepted).await;
+    busy.check_counted(ACKNOWLEDGED + accepted).await;
 }
 
-on_each_engine!(a_caller_that_pipelines_sends_and_never_reads_does_not_hold_up_a_stop);
+on_each_engine!(a_caller_that_pipelines_sends_and_never_reads_does_not_delay_a_stop);
 
 #[tokio::test]
-async fn a_caller_that_floods_sends_and_never_reads_does_not_hold_up_a_stop() {
-    stop_while(async |stage| flood(stage.caller("").await, send("nobody").repeat(100).into()).await).await;
+async fn a_caller_that_floods_sends_and_never_reads_does_not_delay_a_stop() {
+    stop_while(async |busy| flood(busy.caller("").await, send("nobody").repeat(100).into()).await).await;
 }
 
 #[tokio::test]
-async fn a_caller_that_floods_calls_with_large_answers_and_never_reads_does_not_hold_up_a_stop() {
+async fn a_caller_that_floods_calls_with_large_answers_and_never_reads_does_not_delay_a_stop() {
     let get = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
-    stop_while(async |stage| flood(stage.caller("").await, get.into_bytes()).await).await;
+    stop_while(async |busy| flood(busy.caller("").await, get.into_bytes()).await).await;
 }
 
 #[tokio::test]
-async fn a_caller_that_follows_sales_does_not_hold_up_a_stop() {
-    let (_stage, reader) = stop_at_once_while(async |stage| {
-        let reader = Reader::start(stage.follow_sales().await);
+async fn a_caller_that_follows_sales_does_not_delay_a_stop() {
+    let (_stage, reader) = stop_at_once_while(async |busy| {
+        let reader = ResponseReader::start(busy.follow_sales().await);
         reader.until("event: initial").await;
         reader
     })
@@ -529,20 +528,20 @@ async fn a_caller_that_follows_sales_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn a_caller_that_follows_sales_and_does_not_read_does_not_hold_up_a_stop() {
-    stop_at_once_while(async |stage| {
-        let caller = stage.follow_sales().await;
-        begins_to_be_answered(&caller).await;
+async fn a_caller_that_follows_sales_and_does_not_read_does_not_delay_a_stop() {
+    stop_at_once_while(async |busy| {
+        let caller = busy.follow_sales().await;
+        wait_for_status_line(&caller).await;
         caller
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_caller_that_follows_a_request_does_not_hold_up_a_stop() {
-    let (_stage, reader) = stop_at_once_while(async |stage| {
-        let id = stage.submit().await;
-        let reader = Reader::start(stage.request(&format!("GET /v1/requests/{id}/events"), &[]).await);
+async fn a_caller_that_follows_a_request_does_not_delay_a_stop() {
+    let (_stage, reader) = stop_at_once_while(async |busy| {
+        let id = busy.submit().await;
+        let reader = ResponseReader::start(busy.request(&format!("GET /v1/requests/{id}/events"), &[]).await);
         reader.until("ACCEPTED").await;
         reader
     })
@@ -552,11 +551,11 @@ async fn a_caller_that_follows_a_request_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn a_caller_that_follows_a_request_and_does_not_read_does_not_hold_up_a_stop() {
-    stop_at_once_while(async |stage| {
-        let id = stage.submit().await;
-        let caller = stage.request(&format!("GET /v1/requests/{id}/events"), &[]).await;
-        begins_to_be_answered(&caller).await;
+async fn a_caller_that_follows_a_request_and_does_not_read_does_not_delay_a_stop() {
+    stop_at_once_while(async |busy| {
+        let id = busy.submit().await;
+        let caller = busy.request(&format!("GET /v1/requests/{id}/events"), &[]).await;
+        wait_for_status_line(&caller).await;
         caller
     })
     .await;
@@ -564,10 +563,11 @@ async fn a_caller_that_follows_a_request_and_does_not_read_does_not_hold_up_a_st
 
 #[tokio::test]
 async fn a_caller_that_waits_for_a_request_is_answered_at_once_by_a_stop() {
-    let (_stage, reader) = stop_at_once_while(async |stage| {
-        let id = stage.submit().await;
-        let reader = Reader::start(stage.request(&format!("GET /v1/requests/{id}?wait=30s"), &[]).await);
-        stage.accepts(1).await;
+    let (_stage, reader) = stop_at_once_while(async |busy| {
+        let id = busy.submit().await;
+        let reader =
+            ResponseReader::start(busy.request(&format!("GET /v1/requests/{id}?wait=30s"), &[]).await);
+        busy.wait_until_accepted(1).await;
         reader
     })
     .await;
@@ -576,14 +576,14 @@ async fn a_caller_that_waits_for_a_request_is_answered_at_once_by_a_stop() {
 }
 
 #[tokio::test]
-async fn a_websocket_with_messages_both_ways_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let (caller, upstream) = stage.websocket().await;
+async fn a_websocket_with_messages_both_ways_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let (caller, upstream) = busy.websocket().await;
         let sides = [(caller, "question"), (upstream, "answer")].map(|(side, word)| {
             let (reader, writer) = side.into_split();
             let words = std::iter::repeat_with(move || word.as_bytes().to_vec());
             trickle(writer, Duration::from_millis(20), words);
-            Reader::start(reader)
+            ResponseReader::start(reader)
         });
         sides[0].until("answeranswer").await;
         sides[1].until("questionquestion").await;
@@ -593,18 +593,18 @@ async fn a_websocket_with_messages_both_ways_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn an_idle_websocket_does_not_hold_up_a_stop() {
-    stop_while(async |stage| stage.websocket().await).await;
+async fn an_idle_websocket_does_not_delay_a_stop() {
+    stop_while(async |busy| busy.websocket().await).await;
 }
 
 #[tokio::test]
-async fn a_websocket_that_begins_with_a_body_is_none_and_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
+async fn a_websocket_that_begins_with_a_body_is_refused_and_does_not_delay_a_stop() {
+    stop_while(async |busy| {
         let headers = [&UPGRADE[..], &["Content-Length: 10000000"]].concat();
-        let mut caller = stage.request("GET /api/v1/ai/socket", &headers).await;
+        let mut caller = busy.request("GET /api/v1/ai/socket", &headers).await;
         caller.write_all(&[b'x'; 1_000]).await.unwrap();
-        let mut upstream = stage.upstream().await;
-        // It reads no more of the body, which would still be on its way when the protocol changes.
+        let mut upstream = busy.upstream().await;
+        // The server reads no more of the body, which would still be arriving when the protocol changes.
         upstream.write_all(SWITCHING.as_bytes()).await.unwrap();
         let head = read_head(&mut caller).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
@@ -614,9 +614,9 @@ async fn a_websocket_that_begins_with_a_body_is_none_and_does_not_hold_up_a_stop
 }
 
 #[tokio::test]
-async fn a_websocket_whose_messages_nobody_reads_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
-        let (caller, upstream) = stage.websocket().await;
+async fn a_websocket_whose_messages_nobody_reads_does_not_delay_a_stop() {
+    stop_while(async |busy| {
+        let (caller, upstream) = busy.websocket().await;
         flood(upstream, vec![b'x'; 64 << 10]).await;
         caller
     })
@@ -624,26 +624,26 @@ async fn a_websocket_whose_messages_nobody_reads_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
-async fn a_half_sent_head_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
+async fn a_half_sent_head_does_not_delay_a_stop() {
+    stop_while(async |busy| {
         let callers = ["GET /livez HT", "GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Half: ", "POST /api/se"];
         let mut open = Vec::new();
         for half in callers {
-            open.push(stage.caller(half).await);
+            open.push(busy.caller(half).await);
         }
-        // And one that was answered before.
-        let mut second = stage.caller("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /livez HT").await;
+        // A caller on a connection that has been used before.
+        let mut second = busy.caller("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /livez HT").await;
         read_head(&mut second).await;
         open.push(second);
-        stage.accepts(open.len()).await;
+        busy.wait_until_accepted(open.len()).await;
         open
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_half_sent_body_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
+async fn a_half_sent_body_does_not_delay_a_stop() {
+    stop_while(async |busy| {
         let mut open = Vec::new();
         for (path, headers) in [
             ("/api/send", "Content-Type: application/json\r\nContent-Length: 9"),
@@ -651,75 +651,75 @@ async fn a_half_sent_body_does_not_hold_up_a_stop() {
             ("/api/v1/slots/bulk", "Content-Type: application/x-ndjson\r\nContent-Length: 9"),
         ] {
             let half = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n1");
-            open.push(stage.caller(&half).await);
+            open.push(busy.caller(&half).await);
         }
-        stage.accepts(open.len()).await;
+        busy.wait_until_accepted(open.len()).await;
         open
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_body_that_trickles_for_ever_does_not_hold_up_a_stop() {
-    stop_while(async |stage| {
+async fn a_body_that_trickles_forever_does_not_delay_a_stop() {
+    stop_while(async |busy| {
         let head = "POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n";
-        let caller = stage.caller(head).await;
+        let caller = busy.caller(head).await;
         trickle(caller, Duration::from_millis(20), std::iter::repeat_with(|| b" ".to_vec()));
-        stage.accepts(1).await;
+        busy.wait_until_accepted(1).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_stop_refuses_new_connections_while_an_answer_goes_on() {
-    let mut stage = Stage::start(SHORT).await;
-    let reader = endless_answer(&stage, Duration::from_millis(20)).await;
-    let started = stage.terminate().await;
+async fn a_stop_refuses_new_connections_while_an_answer_continues() {
+    let mut busy = BusyServer::start(SHORT).await;
+    let reader = endless_answer(&busy, Duration::from_millis(20)).await;
+    let started = busy.terminate().await;
     wait::until("new connections are refused", SHORT / 2, async || {
-        TcpStream::connect(stage.server.weir.addr()).await.is_err()
+        TcpStream::connect(busy.server.weir.addr()).await.is_err()
     })
     .await;
     let before = reader.text().len();
-    wait::until("the answer goes on", SHORT / 2, async || reader.text().len() > before).await;
-    stage.ends(started).await;
+    wait::until("the answer continues", SHORT / 2, async || reader.text().len() > before).await;
+    busy.check_stopped(started).await;
 }
 
-/// Tells a server to stop, and returns when it has heard and has begun to.
-async fn begin_to_stop(stage: &Stage) -> Instant {
-    let started = stage.terminate().await;
-    stage.server.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+/// Sends SIGTERM and returns when the server has begun to stop.
+async fn wait_until_stopping(busy: &BusyServer) -> Instant {
+    let started = busy.terminate().await;
+    busy.server.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
     started
 }
 
 #[tokio::test]
 async fn an_ai_answer_that_ends_in_time_is_delivered_whole() {
-    let mut stage = Stage::start(LONG).await;
-    let caller = Reader::start(stage.request("GET /api/v1/ai/stream", &[]).await);
-    let mut upstream = stage.upstream().await;
+    let mut busy = BusyServer::start(LONG).await;
+    let caller = ResponseReader::start(busy.request("GET /api/v1/ai/stream", &[]).await);
+    let mut upstream = busy.upstream().await;
     upstream.write_all(CHUNKED_ANSWER.as_bytes()).await.unwrap();
     upstream.write_all(&chunk("first")).await.unwrap();
     caller.until("first").await;
-    let started = begin_to_stop(&stage).await;
+    let started = wait_until_stopping(&busy).await;
     let pieces = (0..20).map(|n| chunk(format!("piece {n}\n")));
     let mut upstream = trickle(upstream, Duration::from_millis(50), pieces).await.unwrap();
     upstream.write_all(LAST_CHUNK.as_bytes()).await.unwrap();
     let text = caller.rest().await;
     assert!((0..20).all(|n| text.contains(&format!("piece {n}\n"))) && text.ends_with(LAST_CHUNK), "{text}");
-    let took = stage.ends(started).await;
+    let took = busy.check_stopped(started).await;
     assert!(took < LONG * 3 / 4, "it waited for {took:?}");
 }
 
 #[tokio::test]
 async fn an_ai_upload_that_ends_in_time_is_passed_on_whole_and_answered() {
-    let mut stage = Stage::start(LONG).await;
-    let caller = stage.request("POST /api/v1/ai/upload", &["Transfer-Encoding: chunked"]).await;
+    let mut busy = BusyServer::start(LONG).await;
+    let caller = busy.request("POST /api/v1/ai/upload", &["Transfer-Encoding: chunked"]).await;
     let (reader, mut writer) = caller.into_split();
-    let caller = Reader::start(reader);
+    let caller = ResponseReader::start(reader);
     writer.write_all(&chunk("first")).await.unwrap();
-    let (reader, mut answer) = stage.upstream().await.into_split();
-    let upstream = Reader::start(reader);
+    let (reader, mut answer) = busy.upstream().await.into_split();
+    let upstream = ResponseReader::start(reader);
     upstream.until("first").await;
-    let started = begin_to_stop(&stage).await;
+    let started = wait_until_stopping(&busy).await;
     let pieces = (0..20).map(|n| chunk(format!("piece {n}\n")));
     let mut writer = trickle(writer, Duration::from_millis(50), pieces).await.unwrap();
     writer.write_all(LAST_CHUNK.as_bytes()).await.unwrap();
@@ -728,26 +728,26 @@ async fn an_ai_upload_that_ends_in_time_is_passed_on_whole_and_answered() {
     answer.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone").await.unwrap();
     let text = caller.rest().await;
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("\r\n\r\ndone"), "{text}");
-    stage.ends(started).await;
+    busy.check_stopped(started).await;
 }
 
 #[tokio::test]
 async fn a_bulk_upload_that_ends_in_time_is_answered_whole() {
-    let mut stage = Stage::start(LONG).await;
-    let (reader, writer) = stage.bulk_upload().await.into_split();
-    let caller = Reader::start(reader);
+    let mut busy = BusyServer::start(LONG).await;
+    let (reader, writer) = busy.bulk_upload().await.into_split();
+    let caller = ResponseReader::start(reader);
     let every = Duration::from_millis(50);
     let writer = trickle(writer, every, events().take(2).map(chunk)).await.unwrap();
     caller.until("\"e1\"").await;
-    let started = begin_to_stop(&stage).await;
+    let started = wait_until_stopping(&busy).await;
     let mut writer = trickle(writer, every, events().skip(2).take(18).map(chunk)).await.unwrap();
     writer.write_all(LAST_CHUNK.as_bytes()).await.unwrap();
     let text = caller.rest().await;
-    assert_eq!(answered(&text).len(), 20, "{text}");
+    assert_eq!(assigned_events(&text).len(), 20, "{text}");
     assert!(text.ends_with(LAST_CHUNK), "{text}");
-    stage.ends(started).await;
-    for id in answered(&text) {
-        let stored = stage.server.client().get(&format!("/api/v1/slots/{id}")).await.unwrap();
+    busy.check_stopped(started).await;
+    for id in assigned_events(&text) {
+        let stored = busy.server.client().get(&format!("/api/v1/slots/{id}")).await.unwrap();
         assert_eq!(stored.status, 200, "{id} was answered, and is stored");
     }
 }
