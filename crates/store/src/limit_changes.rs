@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use weir_core::UserId;
 
-/// A feed without an answer for longer is not current. New limits apply on every server within this time.
+/// If the store has not answered for this long, cached values are not used. So new limits apply on every server within this
+/// time.
 pub const CURRENT_FOR: Duration = Duration::from_millis(900);
 
 /// Cached values that are out of date.

@@ -77,7 +77,7 @@ pub enum AuthError {
     /// The token is valid but lacks the scope.
     #[error("The token lacks the scope {0}; get one that has it")]
     Scope(&'static str),
-    /// The token may read what operators may, and the request is not a GET.
+    /// The token may read what operators may, and the request is neither GET nor HEAD.
     #[error("The scope admin:read may change nothing; get a token that has the scope admin")]
     ReadOnly,
     /// The token is valid but names no tenant.

@@ -4,7 +4,7 @@
 //! When the caller does not read its answers, the upload stops. A line that is invalid, or that the store
 //! cannot answer, gets an error in its place. Sending the whole load again is always safe.
 //!
-//! How windows that another batch has locked are waited for is decided by the engine (docs/slot.md, "Search and headroom").
+//! The engine decides how long a batch waits for windows that another batch holds (docs/slot.md, "Search and headroom").
 //!
 //! Batches between the stages are charged to the memory budget of uploads until their answers have been written.
 
