@@ -228,7 +228,7 @@ async fn rollout_changes_apply_at_once_and_name_the_reason(store: Store) {
     {
         assert_eq!(rollout(bad.clone()).await.status, 400, "{bad}");
     }
-    assert_eq!(caller.get("/admin/request/rollout").await.unwrap().status, 401);
+    assert_eq!(caller.get("/admin/request/rollout").await.unwrap().status, 403, "a tenant is no operator");
 }
 
 async fn metrics_and_logs_report_submissions_without_payloads(store: Store) {
