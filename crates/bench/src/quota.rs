@@ -36,7 +36,7 @@ pub struct QuotaArgs {
     /// Users to spread the messages over; 1 is one hot key
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub keys: u32,
-    /// Requests per second over all connections (open loop); without it each answer starts the next request
+    /// Requests per second over all connections (open loop); without it each response starts the next request
     #[arg(long, value_name = "R")]
     pub rate: Option<NonZeroU32>,
     /// Messages each user may send in a day
@@ -47,7 +47,7 @@ pub struct QuotaArgs {
         value_parser = clap::value_parser!(u32).range(1..=2_147_483_647)
     )]
     pub limit: u32,
-    /// Answers to expect, as 2xx or a status: 429 with a --limit that the warm-up uses up measures refusals
+    /// Status to expect, as 2xx or a number; 429 with a --limit that the warm-up uses up measures refusals
     #[arg(long, value_name = "STATUS", default_value_t)]
     pub expect_status: Expect,
     /// Text of every message
@@ -62,7 +62,7 @@ pub struct QuotaArgs {
     /// Measure an empty handler too (the default for a private server)
     #[arg(long, overrides_with = "no_baseline")]
     pub baseline: bool,
-    /// Measure no empty handler
+    /// Skip the empty handler
     #[arg(long)]
     pub no_baseline: bool,
     /// Allow a --url that is not on this machine
@@ -131,7 +131,7 @@ async fn load_server(args: &QuotaArgs, url: &str) -> Result<(Report, Template)> 
     Ok((measure(&target, &args.load()).await?, template))
 }
 
-/// The same bytes, to a handler that does nothing with them.
+/// The same requests, to a handler that ignores them.
 async fn load_baseline(args: &QuotaArgs, template: Template) -> Result<Report> {
     let server = Server::start_empty().await?;
     let (address, _) = resolve(&server.url, false).await?;
@@ -153,7 +153,7 @@ fn send_body(message: &str) -> Result<Body> {
     Ok(Body { before: r#"{"userId":"bench-"#.to_owned(), after: format!(r#"","message":{message}}}"#) })
 }
 
-/// Makes room for the connections, here and in the servers started from here.
+/// Raises the limit on open files, for this process and the servers that it starts.
 fn raise_file_limit(connections: u64) -> Result<()> {
     let needed = connections + SPARE_FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -126,7 +126,7 @@ async fn a_dropped_connection_is_counted_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_to_close_is_no_error() {
+async fn a_response_that_asks_to_close_is_not_an_error() {
     let address = serve_raw(|mut stream| async move {
         read_request(&mut stream).await?;
         stream.write_all(b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await

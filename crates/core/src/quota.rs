@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_from_1_to_what_an_int_holds() {
+    fn limits_are_from_1_to_the_largest_i32() {
         for bad in [0, QuotaLimits::MAX + 1, u32::MAX] {
             assert_eq!(QuotaLimits::new(bad, 1), Err(QuotaLimitsError));
             assert_eq!(QuotaLimits::new(1, bad), Err(QuotaLimitsError));

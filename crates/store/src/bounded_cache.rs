@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_an_invalidation_is_not_stored_after_it() {
+    fn a_read_before_an_invalidation_is_not_cached_after_it() {
         let cache = cache();
         let before = cache.version();
         put(&cache, 1, 10);

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_is_no_step() {
+    fn a_late_reading_is_not_a_step() {
         let (detector, uptime) = detector();
         // The clock was read at 100 ms, and this process got the answer half a minute later.
         detector.observe(shown(100), uptime(99), uptime(30_000));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_drifts_is_no_step() {
+    fn drift_is_not_a_step() {
         let (detector, uptime) = detector();
         for n in 1..1_000 {
             let ms = n * 5_000;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_names_and_limits_are_refused() {
         let minute = Duration::from_secs(60);
         for name in ["", "a b", "a\"b", "ä", &"x".repeat(65)] {
             assert_eq!(Policy::fixed_window(name, 1, minute), Err(PolicyError::Name), "{name}");

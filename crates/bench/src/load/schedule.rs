@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_nobody_took_are_unsent() {
+    fn requests_that_no_task_took_are_unsent() {
         let (from, end) = (Duration::from_secs(1), Duration::from_secs(3));
         let tickets = Tickets::new(schedule(10), Instant::now());
         let take = |count: u32| (0..count).map(|_| tickets.take()).last();

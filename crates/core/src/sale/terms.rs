@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_keeps_the_fields_that_are_none() {
+    fn a_change_keeps_fields_that_are_not_given() {
         let terms = Terms::new("Widget", 5, at(10), at(20)).unwrap();
         assert_eq!(TermsChange::default().apply(&terms), Ok(terms.clone()));
         let change = TermsChange { initial_stock: Some(7), end: Some(at(30)), ..TermsChange::default() };

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_need_what_they_work_with() {
+    fn workers_require_their_engines() {
         let engines = ["postgresql", "redis", "kafka"];
         let worker = Roles { worker: true, ..NONE };
         assert_eq!(unready(worker, &engines, &["kafka"]), ["request"]);

@@ -195,7 +195,7 @@ fn a_file_with_a_password_in_a_url_holds_a_secret() {
 }
 
 #[test]
-fn a_name_that_is_no_setting_is_refused() {
+fn an_unknown_setting_is_refused() {
     let sentence = Settings::read(file("[http]\ntimeot = \"2s\"")).unwrap_err().to_string();
     assert!(sentence.contains("http.timeot") && sentence.contains("weir.default.toml"), "{sentence}");
 }

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_after_the_last_of_an_incomplete_kind_are_left_for_later() {
+    fn messages_behind_an_incomplete_kind_wait_for_the_next_claim() {
         let (messages, next) = merged(
             &ClaimLimits { messages: 2, packs: 10 },
             &[(0, 1), (0, 9)],

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn other_topics_and_packs_are_left_alone() {
+    fn other_topics_and_packs_are_unchanged() {
         let connection = packed();
         insert(&connection, TOPIC, 6, [("f", &b"f"[..])]).unwrap();
         insert(&connection, "other", 1, [("x", &b"x"[..])]).unwrap();

@@ -192,7 +192,7 @@ async fn the_line_behind_a_503_names_its_answer() {
 }
 
 #[tokio::test]
-async fn what_operators_change_is_one_line_each() {
+async fn each_change_by_an_operator_is_one_log_line() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_ROLES", "api")]).await;
     let operator = running.operator().with_header("traceparent", &traceparent());
     let product = json!({

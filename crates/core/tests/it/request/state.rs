@@ -124,7 +124,7 @@ fn a_late_worker_changes_nothing_once_another_has_taken_over() {
 }
 
 #[test]
-fn a_late_report_counts_if_nobody_else_has_claimed() {
+fn a_late_report_counts_if_no_one_has_claimed_since() {
     let mut progress = RequestProgress::accepted(START);
     let token = claim(&mut progress, START);
     assert_eq!(
@@ -162,7 +162,7 @@ fn workers_that_vanish_use_up_the_attempts() {
 }
 
 #[test]
-fn a_call_that_was_not_made_is_no_attempt() {
+fn a_call_that_was_not_made_does_not_count_as_an_attempt() {
     let mut progress = RequestProgress::accepted(START);
     for n in 0..20 {
         let token = claim(&mut progress, at(n * 10));

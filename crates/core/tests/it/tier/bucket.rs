@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn no_span_has_more_than_the_capacity_and_what_came_back_in_it((bucket, steps) in history()) {
+    fn no_period_admits_more_than_the_capacity_and_its_refill((bucket, steps) in history()) {
         let period_us = i128::try_from(bucket.period().as_micros()).unwrap();
         let (mut level, mut now) = (bucket.unspent(), at(0));
         let mut taken: Vec<(i64, i128)> = Vec::new();

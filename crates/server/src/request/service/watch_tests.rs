@@ -75,7 +75,7 @@ impl ServiceFixture {
 }
 
 #[tokio::test]
-async fn a_store_that_nobody_else_changes_is_not_polled() {
+async fn a_store_with_a_single_server_is_not_polled() {
     let fixture = fixture().await;
     fixture.begin().await;
     // The change was not published, so only the read at the deadline finds it.

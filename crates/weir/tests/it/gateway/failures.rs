@@ -121,7 +121,7 @@ async fn a_caller_that_stops_in_the_middle_of_its_body_is_408() {
 }
 
 #[tokio::test]
-async fn bytes_behind_a_response_reach_no_caller() {
+async fn bytes_after_a_response_reach_no_caller() {
     let mut gateway = TestGateway::start().await;
     let call = gateway.call(Method::GET, "/api/v1/ai/1", "");
     let mut upstream = gateway.upstream.next().await;

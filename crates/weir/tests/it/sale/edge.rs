@@ -135,7 +135,7 @@ async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_verifier_that_does_not_answer_admits_nobody() {
+async fn a_silent_verifier_admits_nobody() {
     let settings = [("WEIR_SALE_CHALLENGE", "http://127.0.0.1:1/"), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     active(&running.operator(), "W", 10).await;

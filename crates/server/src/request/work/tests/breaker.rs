@@ -19,7 +19,7 @@ fn breaker(fixture: &Fixture) -> i64 {
 }
 
 #[tokio::test]
-async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_the_downstream_is_back() {
+async fn an_open_breaker_parks_jobs_without_spending_attempts_and_resumes_when_it_closes() {
     let is_up = Arc::new(AtomicBool::new(false));
     let up = Arc::clone(&is_up);
     let server = FakeDownstream::start(move |_| {
@@ -45,7 +45,7 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     until("the breaker is open", || async { breaker(&fixture) == 2 }).await;
     let all_reported =
         || async { fixture.changes.lock().len().is_multiple_of(2) && fixture.metrics.retries.get() >= 10 };
-    until("what was under way is reported", all_reported).await;
+    until("running calls are reported", all_reported).await;
     let calls = server.calls();
     assert!((10..10 + 4).contains(&calls), "{calls} calls: ten failures, and those that were under way");
     clock.advance(Duration::from_secs(4));
@@ -58,15 +58,15 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     for id in &ids {
         let request = fixture.end_of(*id).await;
         assert_eq!(request.status, RequestStatus::Completed);
-        assert!(request.attempts <= 2, "a parked request has lost no attempt");
+        assert!(request.attempts <= 2, "a parked request has spent no attempt");
     }
     assert_eq!(breaker(&fixture), 0);
-    assert_eq!(server.calls(), calls + 40, "each is done once");
+    assert_eq!(server.calls(), calls + 40, "each request is completed once");
     worker.stop().await;
 }
 
 #[tokio::test]
-async fn one_downstream_that_is_down_does_not_hold_up_another() {
+async fn an_unreachable_downstream_does_not_delay_another() {
     let down = FakeDownstream::always(503, "").await;
     let mut fixture = Fixture::with_clock(None, ManualClock::at(START));
     let mut downstream = fixture.settings.downstream.clone();

@@ -1,4 +1,4 @@
-//! A broker between those who accept and those who work.
+//! A broker between the servers that accept requests and the workers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::request::work::maintenance::Maintenance;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
-/// A broker in memory, which can be away.
+/// A broker in memory that can be made unreachable.
 #[derive(Default)]
 struct MemoryBroker {
-    is_away: AtomicBool,
+    is_unreachable: AtomicBool,
     messages: Mutex<VecDeque<Vec<u8>>>,
-    buried: AtomicUsize,
+    dead: AtomicUsize,
 }
 
 #[async_trait]
 impl Publisher for MemoryBroker {
     async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         assert_eq!(topic, TOPIC);
-        let is_away = self.is_away.load(Ordering::SeqCst);
+        let is_unreachable = self.is_unreachable.load(Ordering::SeqCst);
         let publish = |event: OutgoingEvent| {
-            if is_away {
-                return PublishOutcome::Failed(Error::unavailable("memory", "away"));
+            if is_unreachable {
+                return PublishOutcome::Failed(Error::unavailable("memory", "unreachable"));
             }
             assert_eq!(event.key, event.payload);
             self.messages.lock().push_back(event.payload);
@@ -53,8 +53,8 @@ impl Publisher for MemoryBroker {
 #[async_trait]
 impl MessageSource for MemoryBroker {
     async fn claim(&self, _: &str, max: usize, _: Duration) -> Result<MessageClaim> {
-        if self.is_away.load(Ordering::SeqCst) {
-            return Err(Error::unavailable("memory", "away"));
+        if self.is_unreachable.load(Ordering::SeqCst) {
+            return Err(Error::unavailable("memory", "unreachable"));
         }
         let mut waiting = self.messages.lock();
         let count = waiting.len().min(max);
@@ -67,7 +67,7 @@ impl MessageSource for MemoryBroker {
     }
 
     async fn settle(&self, _: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
-        self.buried.fetch_add(settlement.dead.len(), Ordering::SeqCst);
+        self.dead.fetch_add(settlement.dead.len(), Ordering::SeqCst);
         Ok(true)
     }
 
@@ -84,7 +84,7 @@ fn broker(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RequestBroker {
     )
 }
 
-fn start_told(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RunningWorker {
+fn start_with_broker(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RunningWorker {
     let mut parts = fixture.parts();
     parts.source = Some(Arc::<MemoryBroker>::clone(memory));
     RunningWorker::new(parts)
@@ -95,7 +95,7 @@ async fn submit(fixture: &Fixture) -> RequestId {
 }
 
 #[tokio::test]
-async fn what_is_published_after_its_commit_is_accepted_and_done() {
+async fn a_request_published_after_its_commit_is_accepted_and_completed() {
     let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
     let id = submit(&fixture).await;
     assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
@@ -110,13 +110,13 @@ async fn what_is_published_after_its_commit_is_accepted_and_done() {
         matches!(outcomes[1], SubmitOutcome::Accepted(receipt) if receipt.status == RequestStatus::Accepted)
     );
     assert_eq!(fixture.find(id).await.status, RequestStatus::Accepted);
-    let worker = start_told(&fixture, &memory);
+    let worker = start_with_broker(&fixture, &memory);
     assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }
 
 #[tokio::test]
-async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() {
+async fn a_duplicate_id_runs_once_and_an_invalid_id_is_a_dead_letter() {
     let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
     let id = submit(&fixture).await;
     let broker = broker(&fixture, &memory);
@@ -124,8 +124,8 @@ async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() 
         broker.publish(&[id]).await.unwrap();
     }
     memory.messages.lock().push_back(b"nonsense".to_vec());
-    let worker = start_told(&fixture, &memory);
-    until("everything is taken", || async { memory.buried.load(Ordering::SeqCst) == 1 }).await;
+    let worker = start_with_broker(&fixture, &memory);
+    until("the invalid id is a dead letter", || async { memory.dead.load(Ordering::SeqCst) == 1 }).await;
     assert_eq!(fixture.end_of(id).await.attempts, 1);
     worker.stop().await;
     let changes = fixture.changes.lock();
@@ -133,25 +133,25 @@ async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() 
 }
 
 #[tokio::test]
-async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
+async fn workers_claim_from_the_store_while_the_broker_is_unreachable() {
     let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
-    memory.is_away.store(true, Ordering::SeqCst);
-    let worker = start_told(&fixture, &memory);
+    memory.is_unreachable.store(true, Ordering::SeqCst);
+    let worker = start_with_broker(&fixture, &memory);
     let id = submit(&fixture).await;
     assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }
 
 #[tokio::test]
-async fn stranded_requests_are_published_when_the_broker_is_back() {
+async fn pending_requests_are_published_when_the_broker_returns() {
     let clock = ManualClock::at(START);
     let (fixture, memory) = (Fixture::with_clock(None, clock.clone()), Arc::new(MemoryBroker::default()));
-    memory.is_away.store(true, Ordering::SeqCst);
+    memory.is_unreachable.store(true, Ordering::SeqCst);
     let id = submit(&fixture).await;
     let broker = broker(&fixture, &memory);
     assert_eq!(broker.publish(&[id]).await.unwrap(), []);
     assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
-    memory.is_away.store(false, Ordering::SeqCst);
+    memory.is_unreachable.store(false, Ordering::SeqCst);
     clock.advance(Duration::from_secs(7));
     let changes = Arc::clone(&fixture.changes);
     let maintenance = Maintenance {
@@ -165,17 +165,21 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(maintenance.run(closing.clone()));
-    let is_mended = || async { fixture.find(id).await.status == RequestStatus::Accepted };
-    until("it is published", is_mended).await;
+    let is_published = || async { fixture.find(id).await.status == RequestStatus::Accepted };
+    until("it is published", is_published).await;
     closing.cancel();
     running.await.unwrap();
     assert_eq!(memory.messages.lock().len(), 1);
     assert_eq!(fixture.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
-    assert_eq!(*fixture.changes.lock(), [(id, RequestStatus::Accepted)], "whoever waits for it is told");
+    assert_eq!(
+        *fixture.changes.lock(),
+        [(id, RequestStatus::Accepted)],
+        "callers that wait for it are notified"
+    );
 }
 
 #[tokio::test]
-async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what_is_old() {
+async fn maintenance_counts_dead_letters_reports_the_backlog_age_and_purges_old_requests() {
     let clock = ManualClock::at(START);
     let fixture = Fixture::with_clock(None, clock.clone());
     let worker = fixture.start();
@@ -196,9 +200,9 @@ async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what
     let closing = CancellationToken::new();
     let running = tokio::spawn(maintenance.run(closing.clone()));
     let is_purged = || async { fixture.engine.find_request(done).await.unwrap().is_none() };
-    until("what is old is purged", is_purged).await;
-    let is_shown = || async { fixture.metrics.reconciler_backlog_age_seconds.get() == 86_401 };
-    until("the backlog's age is shown", is_shown).await;
+    until("the old request is purged", is_purged).await;
+    let is_reported = || async { fixture.metrics.reconciler_backlog_age_seconds.get() == 86_401 };
+    until("the backlog's age is reported", is_reported).await;
     closing.cancel();
     running.await.unwrap();
     assert_eq!(fixture.metrics.dlq_depth.get(), 0);

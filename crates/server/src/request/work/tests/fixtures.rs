@@ -37,7 +37,7 @@ pub(super) struct Fixture {
     pub(super) keyring: Arc<Keyring>,
     pub(super) settings: RequestSettings,
     pub(super) metrics: WorkMetrics,
-    /// Every change that was told of, in order.
+    /// Every change that was reported, in order.
     pub(super) changes: Arc<Mutex<Vec<(RequestId, RequestStatus)>>>,
     _directory: tempfile::TempDir,
 }

@@ -1,4 +1,4 @@
-//! Workers that crash, are late, or are told to stop.
+//! Workers that crash, lose their lease, or stop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::request::settings::RequestSettings;
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
 #[tokio::test]
-async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
+async fn another_worker_takes_a_crashed_workers_jobs_when_the_lease_ends() {
     let server = FakeDownstream::start(|n| async move {
         if n == 0 {
             std::future::pending::<()>().await;
@@ -27,7 +27,7 @@ async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
     fixture.settings.downstream.read_timeout = Duration::from_secs(60);
     let crashing = fixture.start();
     let id = fixture.submit("{}").await;
-    until("the call is under way", || async { server.calls() == 1 }).await;
+    until("the call is running", || async { server.calls() == 1 }).await;
     crashing.kill().await;
     let worker = fixture.start();
     clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
@@ -37,7 +37,7 @@ async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_late_changes_nothing() {
+async fn a_report_after_the_lease_ended_changes_nothing() {
     let release = Arc::new(Notify::new());
     let gate = Arc::clone(&release);
     let server = FakeDownstream::start(move |n| {
@@ -101,7 +101,7 @@ async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::R
     fixture.settings.downstream.read_timeout = Duration::from_secs(60);
     let worker = RunningWorker::new(crate::request::work::WorkerDependencies { grace, ..fixture.parts() });
     let id = fixture.submit("{}").await;
-    until("the call is under way", || async { server.calls() == 1 }).await;
+    until("the call is running", || async { server.calls() == 1 }).await;
     let answer_soon = async {
         if !grace.is_zero() {
             release.notify_one();
@@ -113,13 +113,13 @@ async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::R
 }
 
 #[tokio::test]
-async fn a_stop_waits_for_calls_that_are_under_way() {
+async fn a_stop_waits_for_running_calls() {
     let (_, request) = stop_during_a_call(Duration::from_secs(10)).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 1));
 }
 
 #[tokio::test]
-async fn a_stop_puts_back_what_takes_too_long() {
+async fn a_stop_releases_jobs_that_take_too_long() {
     let (fixture, request) = stop_during_a_call(Duration::ZERO).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 0), "no attempt is lost");
     let room = [weir_store::request::DownstreamCapacity {
@@ -131,15 +131,16 @@ async fn a_stop_puts_back_what_takes_too_long() {
 }
 
 #[tokio::test]
-async fn a_payload_whose_key_is_gone_waits_and_loses_no_attempt() {
+async fn a_payload_without_its_key_waits_and_spends_no_attempt() {
     let fixture = Fixture::new(None);
     let id = fixture.submit_with("1", |submit| submit.payload.key_id = "gone".to_owned()).await;
     let worker = fixture.start();
-    let put_back = || async {
-        let told = fixture.changes.lock().len();
-        told == 2
+    // Two changes are reported: the claim and the release.
+    let is_released = || async {
+        let changes = fixture.changes.lock().len();
+        changes == 2
     };
-    until("it is put back", put_back).await;
+    until("the job is released", is_released).await;
     let request = fixture.find(id).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 0));
     worker.stop().await;

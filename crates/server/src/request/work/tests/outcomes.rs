@@ -39,7 +39,7 @@ async fn raw(bytes: &'static [u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_the_result() {
+async fn a_downstream_is_called_once_with_the_request_and_its_response_is_the_result() {
     let server = FakeDownstream::always(200, r#"{"ok": true}"#).await;
     let fixture = Fixture::new(Some(&server.url));
     let worker = fixture.start();
@@ -79,7 +79,7 @@ async fn without_a_downstream_requests_complete_with_their_own_payload() {
 }
 
 #[tokio::test]
-async fn an_empty_answer_completes_without_a_result() {
+async fn an_empty_response_completes_without_a_result() {
     let (_, request) = end_with(&FakeDownstream::always(204, "").await.url).await;
     assert_eq!((request.status, request.result), (RequestStatus::Completed, None));
 }
@@ -107,7 +107,7 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
 }
 
 #[tokio::test]
-async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
+async fn a_failing_downstream_is_retried_until_it_succeeds() {
     let server =
         FakeDownstream::start(|n| async move { answer(if n < 2 { 503 } else { 200 }, "done") }).await;
     let (fixture, request) = end_with(&server.url).await;
@@ -128,7 +128,7 @@ async fn after_five_attempts_a_request_is_a_dead_letter() {
 }
 
 #[tokio::test]
-async fn nobody_there_and_nothing_but_noise_are_tried_again() {
+async fn refused_connections_and_unreadable_responses_are_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = url(listener.local_addr().unwrap());
     drop(listener);
@@ -143,7 +143,7 @@ async fn nobody_there_and_nothing_but_noise_are_tried_again() {
 }
 
 #[tokio::test]
-async fn a_downstream_that_takes_too_long_is_called_again() {
+async fn a_call_that_times_out_is_retried() {
     let server = FakeDownstream::start(|n| async move {
         if n == 0 {
             std::future::pending::<()>().await;
@@ -155,7 +155,7 @@ async fn a_downstream_that_takes_too_long_is_called_again() {
 }
 
 #[tokio::test]
-async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refused() {
+async fn an_endless_body_times_out_and_an_oversized_one_fails_permanently() {
     let server = FakeDownstream::start(|_| async {
         let first = futures_util::stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::from_static(b"{"))]);
         let body = futures_util::StreamExt::chain(first, futures_util::stream::pending());
@@ -177,7 +177,7 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
 }
 
 #[tokio::test]
-async fn a_downstream_that_will_call_back_is_waited_for() {
+async fn a_202_leaves_the_request_in_progress_until_the_callback() {
     let server = FakeDownstream::always(202, "later").await;
     let fixture = Fixture::new(Some(&server.url));
     let worker = fixture.start();
@@ -200,7 +200,7 @@ async fn a_downstream_that_will_call_back_is_waited_for() {
 }
 
 #[tokio::test]
-async fn work_for_a_downstream_that_is_no_longer_there_is_done_by_the_default() {
+async fn jobs_of_a_removed_downstream_go_to_the_default() {
     let fixture = Fixture::new(None);
     let id = fixture.submit_with("1", |submit| "retired".clone_into(&mut submit.downstream)).await;
     let worker = fixture.start();

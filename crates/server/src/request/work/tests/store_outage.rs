@@ -167,19 +167,19 @@ async fn work_through(is_transient: bool) -> Arc<Outage> {
 }
 
 #[tokio::test]
-async fn reports_are_kept_until_the_store_is_back() {
+async fn reports_are_retried_until_the_store_returns() {
     let store = work_through(true).await;
     assert_eq!(store.failing.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
-async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
+async fn a_report_that_the_store_rejects_does_not_delay_the_others() {
     let store = work_through(false).await;
     assert!(store.tried.lock().contains(&1), "they are tried one by one");
 }
 
 #[tokio::test]
-async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
+async fn a_slow_purge_delays_neither_the_reconciler_nor_a_stop() {
     let fixture = Fixture::new(None);
     let store = Outage::new(&fixture, 0, true);
     let maintenance = Maintenance {

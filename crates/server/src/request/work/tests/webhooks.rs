@@ -79,7 +79,7 @@ async fn dead_reason(fixture: &Fixture) -> String {
 }
 
 #[tokio::test]
-async fn a_signed_webhook_tells_of_the_end() {
+async fn a_final_status_is_sent_as_a_signed_webhook() {
     let receiver = FakeDownstream::always(204, "").await;
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
@@ -113,7 +113,7 @@ async fn a_signed_webhook_tells_of_the_end() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_gone_makes_a_dead_letter() {
+async fn an_unreachable_receiver_makes_a_dead_letter() {
     let receiver = FakeDownstream::always(410, "").await;
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
@@ -124,7 +124,7 @@ async fn a_receiver_that_is_gone_makes_a_dead_letter() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_fails_gets_the_same_webhook_again() {
+async fn a_failing_receiver_gets_the_same_webhook_again() {
     let receiver = FakeDownstream::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
     let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
     let mut fixture = Fixture::with_clock(None, clock.clone());
@@ -135,7 +135,7 @@ async fn a_receiver_that_fails_gets_the_same_webhook_again() {
         clock.advance(Duration::from_secs(1));
         fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().done == 1
     };
-    until("it was sent again", is_done).await;
+    until("the webhook was sent again", is_done).await;
     closing.cancel();
     let (first, second) = (receiver.seen(0), receiver.seen(1));
     assert_eq!(first.0["webhook-id"], second.0["webhook-id"]);
@@ -162,7 +162,7 @@ fn patient() -> Fixture {
 }
 
 #[tokio::test]
-async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
+async fn a_silent_receiver_does_not_delay_other_tenants() {
     let stuck = FakeDownstream::start(|_| std::future::pending()).await;
     let quick = FakeDownstream::always(204, "").await;
     let fixture = patient();
@@ -179,7 +179,7 @@ async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
 }
 
 #[tokio::test]
-async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
+async fn a_backlog_larger_than_one_claim_does_not_delay_other_tenants() {
     let stuck = FakeDownstream::start(|_| std::future::pending()).await;
     let quick = FakeDownstream::always(204, "").await;
     let fixture = patient();
@@ -188,7 +188,7 @@ async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
     let closing = start(&fixture);
     until("another tenant's webhook is settled", || async { done(&fixture).await == 1 }).await;
     let books = fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap();
-    assert_eq!((books.in_flight, books.dead), (1_200, 0), "and none is lost");
+    assert_eq!((books.in_flight, books.dead), (1_200, 0), "none is lost");
     closing.cancel();
 }
 
@@ -201,13 +201,13 @@ async fn a_webhook_is_settled_when_its_own_call_has_ended() {
     let fixture = patient();
     complete_some(&fixture, "acme", &receiver.url, 200).await;
     let closing = start(&fixture);
-    until("all others are settled while one is under way", || async { done(&fixture).await == 199 }).await;
+    until("all others are settled while one call is running", || async { done(&fixture).await == 199 }).await;
     assert_eq!(receiver.calls(), 200);
     closing.cancel();
 }
 
 #[tokio::test]
-async fn a_stop_lets_others_have_what_waits() {
+async fn a_stop_releases_waiting_webhooks_to_other_servers() {
     let (open, opened) = tokio::sync::watch::channel(false);
     let receiver = FakeDownstream::start(move |_| {
         let mut opened = opened.clone();
@@ -220,7 +220,7 @@ async fn a_stop_lets_others_have_what_waits() {
     let fixture = patient();
     complete_some(&fixture, "acme", &receiver.url, 100).await;
     let closing = start(&fixture);
-    until("some are under way", || async { receiver.calls() > 0 }).await;
+    until("some calls are running", || async { receiver.calls() > 0 }).await;
     closing.cancel();
     let next = start(&fixture);
     open.send(true).unwrap();
@@ -230,7 +230,7 @@ async fn a_stop_lets_others_have_what_waits() {
 }
 
 #[tokio::test]
-async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
+async fn a_busy_tenant_with_fast_receivers_does_not_delay_others() {
     const QUEUED: usize = 4_000;
     let answers = Arc::new(tokio::sync::Semaphore::new(0));
     let permits = Arc::clone(&answers);
@@ -263,7 +263,7 @@ fn count(fixture: &Fixture, outcome: &'static str) -> u64 {
 }
 
 /// Sends webhooks to a receiver that never answers, beginning so long after their requests have ended, until each was either
-/// called or put off. Returns how many were called, and how many lost an attempt.
+/// called or deferred. Returns how many were called, and how many spent an attempt.
 async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
     const QUEUED: usize = 60;
     let stuck = FakeDownstream::start(|_| std::future::pending()).await;
@@ -287,15 +287,15 @@ async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn a_webhook_to_a_receiver_that_is_left_alone_loses_no_attempt() {
+async fn a_paused_receiver_costs_its_webhooks_no_attempt() {
     let (calls, attempts) = send_to_a_stuck_receiver(Duration::ZERO).await;
     assert!(calls > 0 && calls < 60, "{calls} of 60 were called before it was left alone");
     assert_eq!(attempts, calls);
 }
 
 #[tokio::test]
-async fn a_webhook_that_is_a_day_old_loses_an_attempt_also_when_its_receiver_is_left_alone() {
+async fn after_a_day_a_paused_receiver_costs_attempts() {
     let (calls, attempts) = send_to_a_stuck_receiver(Duration::from_secs(24 * 3_600)).await;
     assert!(calls < 60, "{calls} of 60 were called");
-    assert_eq!(attempts, 60, "so that it dies in the end");
+    assert_eq!(attempts, 60, "so it becomes a dead letter eventually");
 }

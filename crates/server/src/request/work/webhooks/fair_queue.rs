@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_to_wait_is_left_for_new_tenants() {
+    fn waiting_capacity_is_reserved_for_new_tenants() {
         let mut fixture = QueueFixture::new();
         for n in 0..20 {
             fixture.push(&format!("t{n}"), "slow", 1_000);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_given_back_is_taken_by_the_next() {
+    fn a_released_place_is_taken_by_the_next() {
         let mut fixture = QueueFixture::new();
         fixture.push("a", "slow", 30);
         assert_eq!(fixture.start().len(), 22);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_put_off_for_longer_and_longer_and_others_find_room() {
+    fn webhooks_without_room_are_deferred_for_growing_pauses_while_others_run() {
         let mut fixture = QueueFixture::new();
         assert!(fixture.push("a", "slow", 100).is_empty());
         fixture.start();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_whose_calls_end_more_often_is_put_off_for_a_shorter_time() {
+    fn a_tenant_whose_calls_end_more_often_is_deferred_for_less_time() {
         let last_put_off = |interval: Duration| {
             let mut fixture = QueueFixture::new();
             fixture.push("a", "r", 100);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_whose_calls_never_end_is_put_off_for_longer_and_longer() {
+    fn a_tenant_whose_calls_never_end_is_deferred_for_growing_pauses() {
         let mut fixture = QueueFixture::new();
         fixture.push("a", "stuck", 200);
         fixture.start();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_started_in_time_is_let_go() {
+    fn webhooks_not_started_in_time_are_dropped_from_the_queue() {
         let mut fixture = QueueFixture::new();
         fixture.push("a", "r", 2);
         fixture.now += Duration::from_secs(60);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_started_in_time_is_not_given_back() {
+    fn webhooks_not_started_in_time_are_not_released_again() {
         let mut fixture = QueueFixture::new();
         fixture.push("a", "r", 2);
         fixture.now += Duration::from_secs(30);

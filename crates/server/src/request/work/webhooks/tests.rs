@@ -13,7 +13,7 @@ fn answered(status: u16) -> WebhookOutcome {
 }
 
 #[test]
-fn a_receiver_that_refuses_is_not_asked_again() {
+fn a_refusing_receiver_is_not_called_again() {
     for status in [200, 201, 202, 204] {
         assert_eq!(answered(status), WebhookOutcome::Done, "{status}");
     }
@@ -40,7 +40,7 @@ fn waits_double_from_five_seconds_to_an_hour() {
 }
 
 #[test]
-fn a_result_is_itself_if_it_is_json_and_else_a_text() {
+fn a_result_is_sent_as_json_or_else_as_text() {
     let shown = |result: &[u8]| String::from_utf8(message::as_json(result)).unwrap();
     assert_eq!(shown(b"{\"a\": 1e400}"), "{\"a\": 1e400}");
     assert_eq!(shown(b"done"), "\"done\"");
