@@ -23,12 +23,12 @@ const LOCK_SHARDS: &str = "SELECT FROM queue_shard ORDER BY topic, shard FOR UPD
 const RESCHEDULE_MESSAGES: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now),
     ahead AS MATERIALIZED (
-        SELECT message.ctid AS place, clock.now FROM clock CROSS JOIN queue_message AS message
+        SELECT message.ctid AS row_id, clock.now FROM clock CROSS JOIN queue_message AS message
         WHERE message.delayed_until IS NOT NULL AND message.delayed_at > clock.now + interval '1 second' LIMIT $2)
     UPDATE queue_message AS message
     SET delayed_until = greatest(message.delayed_until - (message.delayed_at - ahead.now), ahead.now),
         delayed_at = ahead.now
-    FROM ahead WHERE message.ctid = ahead.place";
+    FROM ahead WHERE message.ctid = ahead.row_id";
 /// Moves requests back that were accepted, leased or deferred while the clock was ahead. Locks jobs in the order of the workers,
 /// and records with them, since a concurrent report changes both.
 const RESCHEDULE_REQUESTS: &str = "
@@ -38,7 +38,7 @@ const RESCHEDULE_REQUESTS: &str = "
         FROM clock CROSS JOIN request_job AS job JOIN request_record AS record USING (request_id)
         WHERE job.claimable_at > clock.now AND record.updated_at > clock.now + interval '1 second'
         ORDER BY job.request_id LIMIT $2 FOR UPDATE OF job, record),
-    brought_back AS (
+    rescheduled AS (
         UPDATE request_job AS job SET claimable_at = greatest(job.claimable_at - ahead.span, ahead.now)
         FROM ahead WHERE job.request_id = ANY(ARRAY[ahead.request_id]))
     UPDATE request_record AS record SET updated_at = ahead.now

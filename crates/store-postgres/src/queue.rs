@@ -55,11 +55,11 @@ const LEASE: &str = "
         ORDER BY leased_until, shard LIMIT $4
         FOR NO KEY UPDATE SKIP LOCKED
     )
-    UPDATE queue_shard AS held
-    SET token = held.token + 1, leased_at = coalesce($3, clock_timestamp()),
+    UPDATE queue_shard AS leased
+    SET token = leased.token + 1, leased_at = coalesce($3, clock_timestamp()),
         leased_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond'
-    FROM free WHERE held.topic = $1 AND held.shard = ANY(ARRAY[free.shard])
-    RETURNING held.shard, held.token";
+    FROM free WHERE leased.topic = $1 AND leased.shard = ANY(ARRAY[free.shard])
+    RETURNING leased.shard, leased.token";
 const VISIBLE: &str = "
     SELECT message.shard, message.id, message.key, message.payload, message.attempts
     FROM unnest($2::smallint[], $3::bigint[]) AS leased (shard, after)
@@ -78,24 +78,24 @@ const VISIBLE: &str = "
 /// Checks the fencing tokens of a claim and locks its shards: a lease that has expired or that another process has taken over
 /// settles nothing.
 pub(crate) const LOCK_LEASES: &str = "
-    SELECT held.shard
-    FROM (SELECT * FROM unnest($2::smallint[], $3::bigint[]) AS mine (shard, token) ORDER BY shard OFFSET 0) AS mine
+    SELECT locked.shard
+    FROM (SELECT * FROM unnest($2::smallint[], $3::bigint[]) AS own_lease (shard, token) ORDER BY shard OFFSET 0) AS own_lease
     CROSS JOIN LATERAL (
         SELECT shard FROM queue_shard
-        WHERE topic = $1 AND shard = mine.shard AND token = mine.token
+        WHERE topic = $1 AND shard = own_lease.shard AND token = own_lease.token
           AND leased_until > coalesce($4, clock_timestamp())
-        FOR UPDATE) AS held";
+        FOR UPDATE) AS locked";
 /// Blocks settlements by lease in these shards until the commit. Locks in order, as [`LOCK_LEASES`] does.
 const LOCK_SHARDS: &str = "
-    SELECT held.shard
-    FROM (SELECT DISTINCT shard FROM unnest($2::smallint[]) AS named (shard) ORDER BY shard OFFSET 0) AS named
+    SELECT locked.shard
+    FROM (SELECT DISTINCT shard FROM unnest($2::smallint[]) AS requested (shard) ORDER BY shard OFFSET 0) AS requested
     CROSS JOIN LATERAL (
-        SELECT shard FROM queue_shard WHERE topic = $1 AND shard = named.shard FOR KEY SHARE) AS held";
+        SELECT shard FROM queue_shard WHERE topic = $1 AND shard = requested.shard FOR KEY SHARE) AS locked";
 const LOCK_MESSAGES: &str = "
     SELECT message.shard, message.id
-    FROM unnest($2::smallint[], $3::bigint[]) AS named (shard, id)
+    FROM unnest($2::smallint[], $3::bigint[]) AS requested (shard, id)
     CROSS JOIN LATERAL (
-        SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = named.shard AND id = named.id
+        SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = requested.shard AND id = requested.id
         FOR UPDATE SKIP LOCKED) AS message";
 /// The caller has locked either the messages or their shards, so looking messages up one by one (see `query_plan_tests.rs`)
 /// sees no change.
@@ -105,46 +105,46 @@ const DELAY: &str = "
         delayed_until = coalesce($6, clock_timestamp()) + retry.delay * interval '1 microsecond'
     FROM unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS retry (shard, id, delay, attempts)
     CROSS JOIN LATERAL (
-        SELECT ctid AS place FROM queue_message WHERE topic = $1 AND shard = retry.shard AND id = retry.id OFFSET 0) AS found
-    WHERE message.ctid = found.place";
+        SELECT ctid AS row_id FROM queue_message WHERE topic = $1 AND shard = retry.shard AND id = retry.id OFFSET 0) AS found
+    WHERE message.ctid = found.row_id";
 const BURY: &str = "
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM queue_message AS message
         USING unnest($2::smallint[], $3::bigint[], $4::text[], $5::text[]) AS dead (shard, id, letter, reason)
         CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM queue_message WHERE topic = $1 AND shard = dead.shard AND id = dead.id OFFSET 0) AS found
-        WHERE message.ctid = found.place
+            SELECT ctid AS row_id FROM queue_message WHERE topic = $1 AND shard = dead.shard AND id = dead.id OFFSET 0) AS found
+        WHERE message.ctid = found.row_id
         RETURNING dead.letter, message.topic, message.shard, message.id, message.key, message.payload,
                   dead.reason, message.attempts + 1
     )
     INSERT INTO dead_letter (id, topic, shard, message_id, key, payload, reason, attempts, died_at)
-    SELECT gone.*, coalesce($6, clock_timestamp()) FROM gone";
+    SELECT deleted.*, coalesce($6, clock_timestamp()) FROM deleted";
 pub(crate) const RELEASE: &str = "
     UPDATE queue_shard SET leased_until = coalesce($3, clock_timestamp())
     WHERE topic = $1 AND shard = ANY($2)";
 const FINISH: &str = "
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM queue_message WHERE ctid = ANY(ARRAY(
-            SELECT place FROM unnest($3::smallint[], $4::bigint[]) AS done (shard, id)
+            SELECT row_id FROM unnest($3::smallint[], $4::bigint[]) AS done (shard, id)
             CROSS JOIN LATERAL (
-                SELECT ctid AS place FROM queue_message
+                SELECT ctid AS row_id FROM queue_message
                 WHERE topic = $1 AND shard = done.shard AND id = done.id OFFSET 0) AS found))
         RETURNING 1
     )
-    INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) + $5::bigint FROM gone
+    INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) + $5::bigint FROM deleted
     ON CONFLICT (topic, slot) DO UPDATE SET done = queue_ledger.done + excluded.done";
 const DEAD_LETTERS: &str = "
     SELECT id, topic, key, substr(payload, 1, $3), substr(reason, 1, $3), attempts, died_at
     FROM dead_letter WHERE id > $1 ORDER BY id LIMIT $2";
 const REPLAY: &str = "
-    WITH back AS (
+    WITH replayed AS (
         DELETE FROM dead_letter WHERE $1::text IS NULL OR id = $1
         RETURNING topic, shard, message_id, key, payload
     )
-    INSERT INTO queue_message (topic, shard, id, key, payload) SELECT * FROM back RETURNING topic";
+    INSERT INTO queue_message (topic, shard, id, key, payload) SELECT * FROM replayed RETURNING topic";
 const DISCARD: &str = "
-    WITH gone AS (DELETE FROM dead_letter WHERE id = $1 RETURNING topic)
-    INSERT INTO queue_ledger (topic, slot, discarded) SELECT topic, $2, 1 FROM gone
+    WITH deleted AS (DELETE FROM dead_letter WHERE id = $1 RETURNING topic)
+    INSERT INTO queue_ledger (topic, slot, discarded) SELECT topic, $2, 1 FROM deleted
     ON CONFLICT (topic, slot) DO UPDATE SET discarded = queue_ledger.discarded + 1";
 const BOOKS: &str = "
     SELECT coalesce(sum(accepted), 0)::bigint, coalesce(sum(done), 0)::bigint, coalesce(sum(discarded), 0)::bigint,

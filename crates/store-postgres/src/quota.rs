@@ -40,14 +40,14 @@ const CONFIGURE: &str = "
             rate_limit = excluded.rate_limit, time_window = excluded.time_window,
             current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
         RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time),
-    noted AS (
+    invalidated AS (
         INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM saved WHERE $5::boolean ON CONFLICT DO NOTHING)
     SELECT saved.*, pg_notify('weir_quota', saved.user_id) FROM saved";
 const REMOVE: &str = "
-    WITH gone AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id),
-    noted AS (
-        INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM gone WHERE $2::boolean ON CONFLICT DO NOTHING)
-    SELECT pg_notify('weir_quota', gone.user_id) FROM gone";
+    WITH deleted AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id),
+    invalidated AS (
+        INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM deleted WHERE $2::boolean ON CONFLICT DO NOTHING)
+    SELECT pg_notify('weir_quota', deleted.user_id) FROM deleted";
 const CONFIRM_INVALIDATED: &str = "DELETE FROM quota_cache_forget WHERE user_id = ANY($1)";
 const RAISE_EPOCH: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
 /// Changes nothing, but its commit proves that the database takes writes.
@@ -63,8 +63,8 @@ const SAVE: &str = "
 pub(crate) const ENQUEUE: &str = "
     INSERT INTO queue_message (topic, shard, key, payload)
     SELECT $1, new.shard, new.key, new.payload
-    FROM unnest($2::smallint[], $3::text[], $4::bytea[]) WITH ORDINALITY AS new (shard, key, payload, place)
-    ORDER BY new.place";
+    FROM unnest($2::smallint[], $3::text[], $4::bytea[]) WITH ORDINALITY AS new (shard, key, payload, position)
+    ORDER BY new.position";
 pub(crate) const COUNT_ACCEPTED: &str = "
     INSERT INTO queue_ledger (topic, slot, accepted) VALUES ($1, $2, $3)
     ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";

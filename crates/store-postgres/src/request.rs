@@ -87,8 +87,8 @@ impl RequestStore for Postgres {
         let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
         let mut last: Option<Uuid> = None;
         if status.is_some() {
-            let place = row::bigint(LIST_SCAN_MAX - 1);
-            let row = session.query_opt(LAST_SCANNED, &[&tenant, &before, &place]).await?;
+            let offset = row::bigint(LIST_SCAN_MAX - 1);
+            let row = session.query_opt(LAST_SCANNED, &[&tenant, &before, &offset]).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
         let down_to = last.unwrap_or_default();

@@ -61,13 +61,13 @@ const LAST_PURCHASE: &str = "
     SELECT number, purchased_at FROM purchases WHERE user_id = $1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
 /// Skips locked products: a batch that sells one saves its state, too.
 const SAVE_DUE_STATES: &str = "
-    WITH begun AS (
+    WITH started AS (
         SELECT id FROM products WHERE state = 'UPCOMING' AND start_time <= coalesce($1, clock_timestamp())
         ORDER BY start_time LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED),
-    over AS (
+    ended AS (
         SELECT id FROM products WHERE state = 'ACTIVE' AND end_time <= coalesce($1, clock_timestamp())
         ORDER BY end_time LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED),
-    due AS (SELECT id FROM begun UNION ALL SELECT id FROM over)
+    due AS (SELECT id FROM started UNION ALL SELECT id FROM ended)
     UPDATE products p
     SET state = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'ENDED' ELSE 'ACTIVE' END,
         end_reason = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'TIME_EXPIRED' END

@@ -26,13 +26,13 @@ const FIND: &str = "
     FROM rate_limit_event_slot WHERE event_id = ANY($1)";
 /// Also deletes the record for dispatch, so that a released slot is not published.
 const DELETE: &str = "
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM rate_limit_event_slot WHERE event_id = $1
         RETURNING event_id, config_name, requested_time, window_start, scheduled_time),
-    unnoted AS (
+    due_deleted AS (
         DELETE FROM rate_limit_event_due
-        WHERE scheduled_time = (SELECT scheduled_time FROM gone) AND event_id = (SELECT event_id FROM gone))
-    SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM gone";
+        WHERE scheduled_time = (SELECT scheduled_time FROM deleted) AND event_id = (SELECT event_id FROM deleted))
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM deleted";
 const DECREMENT: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = CASE WHEN slot_count - 1 < $3 THEN 'OPEN' ELSE 'CLOSED' END

@@ -30,20 +30,20 @@ const CHANGES_PAGE: i64 = 1_000;
 const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = $1";
 const SUBSCRIBE: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    told AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
-    forgotten AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $4)
+    logged AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
+    pruned AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $4)
     INSERT INTO tier_subscription (user_id, plan, updated_at) VALUES ($1, $2, coalesce($3, clock_timestamp()))
     ON CONFLICT (user_id) DO UPDATE SET plan = excluded.plan, updated_at = excluded.updated_at
     RETURNING user_id, plan, updated_at";
 const UNSUBSCRIBE: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    told AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
-    forgotten AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $2)
+    logged AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
+    pruned AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $2)
     DELETE FROM tier_subscription WHERE user_id = $1";
 const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_limit FROM tier_setting";
 const SET_TIER: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    told AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next)
     INSERT INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit) VALUES ($1, $2, $3, $4)
     ON CONFLICT (tier) DO UPDATE SET requests_per_minute = excluded.requests_per_minute,
         burst_capacity = excluded.burst_capacity, daily_limit = excluded.daily_limit";
@@ -51,14 +51,14 @@ const SET_TIER: &str = "
 const SAVE_SPENT: &str = "
     INSERT INTO tier_spent (scope, key, spent, saved_at)
     SELECT scope, key, spent, saved_at
-    FROM unnest($1::integer[], $2::text[], $3::text[], $4::timestamptz[]) AS given (scope, key, spent, saved_at)
+    FROM unnest($1::integer[], $2::text[], $3::text[], $4::timestamptz[]) AS input (scope, key, spent, saved_at)
     ORDER BY scope, key COLLATE \"C\"
     ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent, saved_at = excluded.saved_at";
 const DELETE_SPENT: &str = "
     DELETE FROM tier_spent WHERE ctid = ANY(ARRAY(
-        SELECT place FROM unnest($1::integer[], $2::text[]) AS gone (scope, key)
+        SELECT row_id FROM unnest($1::integer[], $2::text[]) AS deleted (scope, key)
         CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM tier_spent WHERE scope = gone.scope AND key = gone.key OFFSET 0) AS found))";
+            SELECT ctid AS row_id FROM tier_spent WHERE scope = deleted.scope AND key = deleted.key OFFSET 0) AS found))";
 const LOAD_SPENT: &str = "
     SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
 const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";

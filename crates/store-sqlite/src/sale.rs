@@ -178,9 +178,9 @@ impl SaleStore for Sqlite {
         self.read(list).await
     }
 
-    async fn change_product(&self, sku: &Sku, wanted: TermsChange) -> Result<ChangeOutcome> {
+    async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
         let (sku, now) = (sku.clone(), self.inner.clock.now());
-        self.inner.writer.run(move |connection| change(connection, &sku, &wanted, now)).await
+        self.inner.writer.run(move |connection| change_terms(connection, &sku, &change, now)).await
     }
 
     async fn delete_product(&self, sku: &Sku) -> Result<bool> {
@@ -291,7 +291,7 @@ fn create(
     Ok(CreateOutcome::Created(Product { id, sku, sale: Sale::new(terms), created_at: now }))
 }
 
-fn change(
+fn change_terms(
     connection: &Connection,
     sku: &Sku,
     change: &TermsChange,

@@ -101,14 +101,14 @@ impl Daemon {
 
     /// Waits until the process has exited and reaps it. Returns false on timeout.
     fn reap_within(&mut self, deadline: Duration) -> bool {
-        let gone = match &mut self.process {
+        let exited = match &mut self.process {
             Some(process) => becomes_true_blocking(deadline, || !matches!(process.try_wait(), Ok(None))),
             None => true,
         };
-        if gone && self.process.take().is_some() {
+        if exited && self.process.take().is_some() {
             self.watchdog.release();
         }
-        gone
+        exited
     }
 }
 
@@ -139,8 +139,8 @@ impl Instance for Daemon {
 
     fn crash(&mut self) {
         signal::send(self.pid(), Signal::KILL);
-        let gone = self.reap_within(STOP_TIMEOUT);
-        assert!(gone, "SIGKILL did not end {}: is it stuck on its disk?", self.name);
+        let exited = self.reap_within(STOP_TIMEOUT);
+        assert!(exited, "SIGKILL did not end {}: is it stuck on its disk?", self.name);
     }
 
     fn pause(&mut self) {

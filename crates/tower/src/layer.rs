@@ -148,12 +148,12 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let name = &self.shared.policy.name;
         match self.shared.decide(&request) {
-            Outcome::Allowed(told) => LimitedFuture::Allowed {
+            Outcome::Allowed(headers) => LimitedFuture::Allowed {
                 inner: self.inner.call(request),
-                told,
+                headers,
                 shared: Arc::clone(&self.shared),
             },
-            Outcome::Denied(told) => LimitedFuture::Answered { response: Some(told.deny(name)) },
+            Outcome::Denied(headers) => LimitedFuture::Answered { response: Some(headers.deny(name)) },
             Outcome::Full => LimitedFuture::Answered { response: Some(answer::full()) },
         }
     }
@@ -167,7 +167,7 @@ pin_project! {
         Allowed {
             #[pin]
             inner: F,
-            told: RateLimitHeaders,
+            headers: RateLimitHeaders,
             shared: Arc<Shared<K>>,
         },
         /// The request was refused.
@@ -183,10 +183,10 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
-            Projected::Allowed { inner, told, shared } => {
+            Projected::Allowed { inner, headers, shared } => {
                 let mut answered = ready!(inner.poll(context));
                 if let Ok(response) = &mut answered {
-                    told.write(&shared.policy.name, response.headers_mut());
+                    headers.write(&shared.policy.name, response.headers_mut());
                 }
                 Poll::Ready(answered)
             }

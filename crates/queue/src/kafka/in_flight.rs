@@ -154,14 +154,14 @@ impl InFlight {
         if self.out.is_some() {
             return MessageClaim::default();
         }
-        let (mut entries, mut kept) = (Vec::new(), Vec::new());
+        let (mut entries, mut held_back) = (Vec::new(), Vec::new());
         while entries.len() < max
             && let Some(entry) = self.waiting.pop_front()
         {
             let held = self.held_until(&entry).is_some_and(|held| held > now);
-            if held { kept.push(entry) } else { entries.push(entry) }
+            if held { held_back.push(entry) } else { entries.push(entry) }
         }
-        kept.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
+        held_back.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
         if entries.is_empty() {
             return MessageClaim::default();
         }

@@ -195,8 +195,8 @@ impl Publisher for KafkaPublisher {
             return Err(no_answer());
         }
         let shared = Arc::clone(&self.shared);
-        let asked = tokio::task::spawn_blocking(move || shared.ask()).await;
-        asked.map_err(|panic| Error::failed(ENGINE, panic))?.map_err(error)
+        let joined = tokio::task::spawn_blocking(move || shared.ask()).await;
+        joined.map_err(|panic| Error::failed(ENGINE, panic))?.map_err(error)
     }
 }
 

@@ -59,9 +59,9 @@ async fn a_redirect_is_returned_and_not_followed() {
 #[tokio::test]
 async fn a_target_without_a_listener_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = target(&format!("http://{}", listener.local_addr().unwrap()));
+    let closed = target(&format!("http://{}", listener.local_addr().unwrap()));
     drop(listener);
-    assert!(matches!(post(&gone).await, Err(OutboundError::Unreachable(_))));
+    assert!(matches!(post(&closed).await, Err(OutboundError::Unreachable(_))));
     assert!(matches!(
         post(&target("http://no-such-host.invalid/")).await,
         Err(OutboundError::Unreachable(_))

@@ -30,15 +30,15 @@ pub(crate) const ENQUEUE: &str = "
     INSERT INTO queue_pack (topic, shard, first_id, count, messages)
     SELECT $1, new.shard, nextval('queue_message_id_seq'), new.count, new.messages
     FROM (SELECT * FROM unnest($2::smallint[], $3::integer[], $4::bytea[]) WITH ORDINALITY
-              AS new (shard, count, messages, place)
-          ORDER BY place) AS new";
+              AS new (shard, count, messages, position)
+          ORDER BY position) AS new";
 /// The next packs of each shard, and whether the shard has delayed messages, for which others may have to wait.
 pub(super) const NEXT: &str = "
     SELECT pack.shard, pack.first_id, pack.count, pack.messages, leased.has_delayed
-    FROM (SELECT asked.shard, asked.after, EXISTS (
+    FROM (SELECT requested.shard, requested.after, EXISTS (
               SELECT FROM queue_message AS delayed
-              WHERE delayed.topic = $1 AND delayed.shard = asked.shard AND delayed.delayed_until IS NOT NULL) AS has_delayed
-          FROM unnest($2::smallint[], $3::bigint[]) AS asked (shard, after) OFFSET 0) AS leased
+              WHERE delayed.topic = $1 AND delayed.shard = requested.shard AND delayed.delayed_until IS NOT NULL) AS has_delayed
+          FROM unnest($2::smallint[], $3::bigint[]) AS requested (shard, after) OFFSET 0) AS leased
     CROSS JOIN LATERAL (
         SELECT * FROM queue_pack AS candidate
         WHERE candidate.topic = $1 AND candidate.shard = leased.shard AND candidate.first_id > leased.after
@@ -47,34 +47,34 @@ pub(super) const NEXT: &str = "
     ORDER BY pack.shard, pack.first_id";
 /// Messages in packs that must wait for a delayed one of their key.
 const HELD_BACK: &str = "
-    SELECT asked.shard, asked.id
-    FROM unnest($2::smallint[], $3::bigint[], $4::text[]) AS asked (shard, id, key)
+    SELECT requested.shard, requested.id
+    FROM unnest($2::smallint[], $3::bigint[], $4::text[]) AS requested (shard, id, key)
     WHERE EXISTS (
         SELECT FROM queue_message AS before
-        WHERE before.topic = $1 AND before.shard = asked.shard AND before.key = asked.key AND before.id < asked.id
+        WHERE before.topic = $1 AND before.shard = requested.shard AND before.key = requested.key AND before.id < requested.id
           AND before.delayed_until > coalesce($5, now()))";
 /// Deletes packs whose messages are all done: every id from the first on.
 const FINISH: &str = "
     DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
-        SELECT place FROM unnest($2::smallint[], $3::bigint[], $4::integer[]) AS done (shard, first_id, count)
+        SELECT row_id FROM unnest($2::smallint[], $3::bigint[], $4::integer[]) AS done (shard, first_id, count)
         CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM queue_pack
+            SELECT ctid AS row_id FROM queue_pack
             WHERE topic = $1 AND shard = done.shard AND first_id = done.first_id AND count = done.count OFFSET 0) AS found))
     RETURNING shard, first_id, count";
 /// The packs whose first id is in one of these ranges.
 const BETWEEN: &str = "
     SELECT pack.shard, pack.first_id, pack.count, pack.messages
-    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS named (shard, first, last)
+    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS requested (shard, first, last)
     CROSS JOIN LATERAL (
         SELECT * FROM queue_pack AS candidate
-        WHERE candidate.topic = $1 AND candidate.shard = named.shard
-          AND candidate.first_id BETWEEN named.first AND named.last OFFSET 0) AS pack";
+        WHERE candidate.topic = $1 AND candidate.shard = requested.shard
+          AND candidate.first_id BETWEEN requested.first AND requested.last OFFSET 0) AS pack";
 const REMOVE: &str = "
     DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
-        SELECT place FROM unnest($2::smallint[], $3::bigint[]) AS gone (shard, first_id)
+        SELECT row_id FROM unnest($2::smallint[], $3::bigint[]) AS deleted (shard, first_id)
         CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM queue_pack
-            WHERE topic = $1 AND shard = gone.shard AND first_id = gone.first_id OFFSET 0) AS found))";
+            SELECT ctid AS row_id FROM queue_pack
+            WHERE topic = $1 AND shard = deleted.shard AND first_id = deleted.first_id OFFSET 0) AS found))";
 const UNPACK: &str = "
     INSERT INTO queue_message (topic, shard, id, key, payload)
     SELECT $1, new.* FROM unnest($2::smallint[], $3::bigint[], $4::text[], $5::bytea[]) AS new (shard, id, key, payload)";

@@ -31,17 +31,17 @@ use crate::{ENGINE, Postgres, time};
 
 /// The entries of idempotency keys. The status is NULL if the request was purged.
 const FIND_KEYS: &str = "
-    SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
+    SELECT entry.tenant_id, entry.idempotency_key, entry.payload_hash, entry.request_id, entry.expires_at,
            record.status, record.created_at
-    FROM unnest($1::text[], $2::text[]) AS wanted (tenant_id, key)
+    FROM unnest($1::text[], $2::text[]) AS requested (tenant_id, key)
     CROSS JOIN LATERAL (
         SELECT * FROM idempotency_record
-        WHERE tenant_id = wanted.tenant_id AND idempotency_key = wanted.key OFFSET 0) AS kept
+        WHERE tenant_id = requested.tenant_id AND idempotency_key = requested.key OFFSET 0) AS entry
     LEFT JOIN LATERAL (
-        SELECT status, created_at FROM request_record WHERE request_id = kept.request_id OFFSET 0) AS record ON true";
+        SELECT status, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
 const CREATE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
-    SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS wanted (tenant_id) ORDER BY tenant_id
+    SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS requested (tenant_id) ORDER BY tenant_id
     ON CONFLICT DO NOTHING";
 const LOCK_TENANTS: &str = "
     SELECT tenant_id, current_count, nullif(last_refresh_time, '-infinity') FROM request_tenant
@@ -53,34 +53,34 @@ const SAVE_TENANTS: &str = "
     WHERE tenant.tenant_id = ANY(ARRAY[new.tenant_id])";
 /// Takes a key that is new, has expired, or belongs to a request that the first round trip found purged. That cannot be checked
 /// here: a record that was committed while this statement waited for its key is not visible to it. `IS TRUE` keeps the tests of
-/// `kept` from becoming joins, which without a hash would compare every new row with every other.
+/// `inserted` from becoming joins, which without a hash would compare every new row with every other.
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
                              $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
             AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
                     traceparent, tracestate)),
-    kept AS (
-        INSERT INTO idempotency_record AS kept (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+    inserted AS (
+        INSERT INTO idempotency_record AS entry (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
         SELECT tenant_id, key, hash, request_id, $14 FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
-        WHERE kept.expires_at <= $13 OR kept.request_id = ANY($16::uuid[])
+        WHERE entry.expires_at <= $13 OR entry.request_id = ANY($16::uuid[])
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
                                     created_at, updated_at, traceparent, tracestate)
         SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $13, $13,
                traceparent, tracestate
-        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
         SELECT request_id, downstream, $13, status = 'PENDING_ENQUEUE'
-        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM kept
+        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM inserted
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
-    SELECT request_id FROM kept";
+    SELECT request_id FROM inserted";
 
 /// The rows that the first round trip reads.
 struct Loaded<'a> {
@@ -154,7 +154,7 @@ async fn load<'a>(
     batch: &[&'a Submit],
     limits: Option<QuotaLimits>,
 ) -> Result<Loaded<'a>> {
-    let [make_tenants, lock_tenants, clock, kept] =
+    let [create_tenants, lock_tenants, clock, find_keys] =
         session.prepare([CREATE_TENANTS, LOCK_TENANTS, CLOCK, FIND_KEYS]).await?;
     let mut tenants: Vec<&str> = match limits {
         Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
@@ -167,15 +167,15 @@ async fn load<'a>(
             return Ok(Vec::new());
         }
         let values: Values<'_> = &[&tenants];
-        let (_, locked) = try_join(make_tenants.execute(values), lock_tenants.query(values)).await?;
+        let (_, locked) = try_join(create_tenants.execute(values), lock_tenants.query(values)).await?;
         Ok(locked)
     };
-    let (_, locked, clock, kept) = session
+    let (_, locked, clock, entries) = session
         .bounded(try_join4(
             session.batch_execute("BEGIN"),
             lock,
             clock.query_one(&[]),
-            kept_rows(&kept, batch),
+            entry_rows(&find_keys, batch),
         ))
         .await?;
     let now = engine.now(&clock)?;
@@ -183,14 +183,14 @@ async fn load<'a>(
         None => None,
         Some(limits) => Some(read_windows(&tenants, &locked, limits, now)?),
     };
-    let (keys, purged) = read_keys(batch, &kept)?;
+    let (keys, purged) = read_keys(batch, &entries)?;
     Ok(Loaded { keys, purged, windows, now })
 }
 
-async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
+async fn entry_rows(find_keys: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
     let tenants: Vec<&str> = batch.iter().map(|submit| submit.tenant.as_str()).collect();
     let keys: Vec<&str> = batch.iter().map(|submit| submit.key.as_str()).collect();
-    kept.query(&[&tenants, &keys]).await
+    find_keys.query(&[&tenants, &keys]).await
 }
 
 /// Returns the entries of the keys, and the ids of purged requests whose keys are still there.
@@ -235,13 +235,13 @@ fn read_windows<'a>(
 ) -> Result<HashMap<&'a str, Quota>> {
     let mut windows = HashMap::with_capacity(rows.len());
     for row in rows {
-        let Ok(place) = tenants.binary_search(&column(row, 0)?) else { continue };
+        let Ok(index) = tenants.binary_search(&column(row, 0)?) else { continue };
         let refreshed: Option<SystemTime> = column(row, 2)?;
         let window = match refreshed.map(time::from_system) {
             None => Quota::new(limits, now),
             Some(last_refresh) => Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh },
         };
-        windows.insert(tenants[place], window);
+        windows.insert(tenants[index], window);
     }
     Ok(windows)
 }
@@ -297,8 +297,8 @@ async fn resolve(
     outcomes: &mut [SubmitOutcome],
     now: Timestamp,
 ) -> Result<()> {
-    let [kept] = session.prepare([FIND_KEYS]).await?;
-    let rows = session.bounded(kept_rows(&kept, batch)).await?;
+    let [find_keys] = session.prepare([FIND_KEYS]).await?;
+    let rows = session.bounded(entry_rows(&find_keys, batch)).await?;
     let (keys, _) = read_keys(batch, &rows)?;
     for (submit, outcome) in batch.iter().zip(outcomes) {
         let lost = match outcome {
@@ -309,14 +309,14 @@ async fn resolve(
             SubmitOutcome::Limited { .. } => false,
         };
         if lost {
-            let kept = keys.get(&(submit.tenant.as_str(), submit.key.as_str()));
-            let kept = kept.ok_or_else(|| {
+            let entry = keys.get(&(submit.tenant.as_str(), submit.key.as_str()));
+            let entry = entry.ok_or_else(|| {
                 Error::unavailable(
                     ENGINE,
                     "an idempotency key was taken and purged by another server meanwhile; retry",
                 )
             })?;
-            *outcome = kept.answer(submit, now).unwrap_or(SubmitOutcome::Conflict);
+            *outcome = entry.answer(submit, now).unwrap_or(SubmitOutcome::Conflict);
         }
     }
     Ok(())

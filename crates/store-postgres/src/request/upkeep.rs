@@ -32,7 +32,7 @@ const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 const MARK_ENQUEUED: &str = "
     WITH locked AS MATERIALIZED (
         SELECT request_id, is_pending FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE),
-    given AS (
+    published AS (
         UPDATE request_job AS job SET is_pending = false FROM locked
         WHERE job.request_id = ANY(ARRAY[locked.request_id]) AND locked.is_pending)
     UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
@@ -70,15 +70,15 @@ const OLD: &str = "
 /// Dead letters first: a replay has its dead letter locked, and afterwards the record is not final any more.
 const FORGET_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ANY($1)";
 const DELETE: &str = "
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM request_record
         WHERE request_id = ANY($1) AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
         RETURNING request_id),
-    letters AS (DELETE FROM request_dead WHERE request_id = ANY(ARRAY(SELECT request_id FROM gone))),
+    dead_deleted AS (DELETE FROM request_dead WHERE request_id = ANY(ARRAY(SELECT request_id FROM deleted))),
     counted AS (
-        INSERT INTO request_ledger (slot, purged) SELECT $2, count(*) FROM gone
+        INSERT INTO request_ledger (slot, purged) SELECT $2, count(*) FROM deleted
         ON CONFLICT (slot) DO UPDATE SET purged = request_ledger.purged + excluded.purged)
-    SELECT count(*) FROM gone";
+    SELECT count(*) FROM deleted";
 const FORGET_KEYS: &str = "
     DELETE FROM idempotency_record WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM idempotency_record
@@ -229,9 +229,9 @@ async fn purge_requests(session: &Session, before: RequestId, limit: usize) -> R
     }
     session.run("BEGIN").await?;
     session.execute(FORGET_DEAD, &[&old]).await?;
-    let gone = session.query_one(DELETE, &[&old, &session.ledger_row]).await?;
+    let deleted = session.query_one(DELETE, &[&old, &session.ledger_row]).await?;
     session.run("COMMIT").await?;
-    Ok((old.len(), row::count(&gone, 0)?))
+    Ok((old.len(), row::count(&deleted, 0)?))
 }
 
 pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {

@@ -70,12 +70,12 @@ const STATUS: &str = "SELECT request_id, status FROM request_record WHERE reques
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
     SET status = new.status, attempts = new.attempts, updated_at = $9,
-        failure_code = CASE WHEN new.is_told THEN new.code ELSE record.failure_code END,
-        failure_message = CASE WHEN new.is_told THEN new.message ELSE record.failure_message END,
-        result = CASE WHEN new.is_told THEN new.result ELSE record.result END,
-        result_key_id = CASE WHEN new.is_told THEN new.result_key_id ELSE record.result_key_id END
+        failure_code = CASE WHEN new.has_ended THEN new.code ELSE record.failure_code END,
+        failure_message = CASE WHEN new.has_ended THEN new.message ELSE record.failure_message END,
+        result = CASE WHEN new.has_ended THEN new.result ELSE record.result END,
+        result_key_id = CASE WHEN new.has_ended THEN new.result_key_id ELSE record.result_key_id END
     FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::boolean[], $5::text[], $6::text[], $7::bytea[], $8::text[])
-        AS new (request_id, status, attempts, is_told, code, message, result, result_key_id)
+        AS new (request_id, status, attempts, has_ended, code, message, result, result_key_id)
     WHERE record.request_id = ANY(ARRAY[new.request_id])";
 const SAVE_JOBS: &str = "
     UPDATE request_job AS job
@@ -85,9 +85,9 @@ const SAVE_JOBS: &str = "
         AS new (request_id, claimable_at, is_leased, token, attempts)
     WHERE job.request_id = ANY(ARRAY[new.request_id])";
 const END_JOBS: &str = "
-    WITH gone AS (DELETE FROM request_job WHERE request_id = ANY($1) RETURNING request_id, downstream, token)
+    WITH deleted AS (DELETE FROM request_job WHERE request_id = ANY($1) RETURNING request_id, downstream, token)
     INSERT INTO request_dead (request_id, downstream, token, died_at)
-    SELECT gone.request_id, downstream, gone.token, $3 FROM gone WHERE gone.request_id = ANY($2)";
+    SELECT deleted.request_id, downstream, deleted.token, $3 FROM deleted WHERE deleted.request_id = ANY($2)";
 const DOWNSTREAMS: &str = "
     WITH RECURSIVE name (downstream) AS (
         (SELECT downstream FROM request_job ORDER BY downstream LIMIT 1)
@@ -277,7 +277,7 @@ async fn save_records(
     let ids: Vec<Uuid> = changed.iter().map(|change| *change.row.id.as_uuid()).collect();
     let statuses: Vec<&str> = changed.iter().map(|change| change.status().as_str()).collect();
     let attempts: Vec<i32> = changed.iter().map(|change| int(change.row.progress.attempts)).collect();
-    let told: Vec<bool> = changed.iter().map(|change| change.outcome.is_some()).collect();
+    let has_ended: Vec<bool> = changed.iter().map(|change| change.outcome.is_some()).collect();
     let failures = changed.iter().map(|change| change.outcome.as_ref()?.failure.as_ref());
     let codes: Vec<Option<Cow<'_, str>>> = failures.clone().map(|f| f.map(|f| storable(&f.code))).collect();
     let messages: Vec<Option<Cow<'_, str>>> = failures.map(|f| f.map(|f| storable(&f.message))).collect();
@@ -285,7 +285,8 @@ async fn save_records(
     let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
     let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
     let now = time::to_system(now);
-    let values: Values<'_> = &[&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
+    let values: Values<'_> =
+        &[&ids, &statuses, &attempts, &has_ended, &codes, &messages, &bytes, &keys, &now];
     statement.execute(values).await
 }
 
@@ -317,9 +318,9 @@ async fn end_jobs(
     changed: &[JobChange],
     now: Timestamp,
 ) -> Result<u64, tokio_postgres::Error> {
-    let ids = |wanted: fn(&JobChange) -> bool| -> Vec<Uuid> {
-        let wanted = changed.iter().filter(|change| wanted(change));
-        wanted.map(|change| *change.row.id.as_uuid()).collect()
+    let ids = |selects: fn(&JobChange) -> bool| -> Vec<Uuid> {
+        let selected = changed.iter().filter(|change| selects(change));
+        selected.map(|change| *change.row.id.as_uuid()).collect()
     };
     let (ended, dead) = (ids(|change| change.status().is_final()), ids(JobChange::is_dead));
     if ended.is_empty() {

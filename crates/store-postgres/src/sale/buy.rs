@@ -23,20 +23,20 @@ const LOCK: &str = "
     FROM products WHERE sku = ANY($1) ORDER BY sku FOR NO KEY UPDATE";
 /// A statement of its own, so that it sees everything that was committed before the locks were granted.
 const BOUGHT: &str = "
-    SELECT u.product_id, u.user_id
-    FROM unnest($1::text[], $2::text[]) AS w (sku, user_id)
-    CROSS JOIN LATERAL (SELECT id FROM products WHERE sku = w.sku OFFSET 0) AS p
+    SELECT purchase.product_id, purchase.user_id
+    FROM unnest($1::text[], $2::text[]) AS buyer (sku, user_id)
+    CROSS JOIN LATERAL (SELECT id FROM products WHERE sku = buyer.sku OFFSET 0) AS product
     CROSS JOIN LATERAL (
-        SELECT product_id, user_id FROM purchases WHERE product_id = p.id AND user_id = w.user_id OFFSET 0) AS u";
+        SELECT product_id, user_id FROM purchases WHERE product_id = product.id AND user_id = buyer.user_id OFFSET 0) AS purchase";
 const SAVE: &str = "
     WITH bought AS (
         INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
         SELECT new.product_id, new.user_id, new.number, new.at, new.at, 'weir'
         FROM unnest($1::bigint[], $2::text[], $3::integer[], $4::timestamptz[])
             AS new (product_id, user_id, number, at))
-    UPDATE products p SET sold = c.sold, state = c.state, end_reason = c.end_reason
-    FROM unnest($5::bigint[], $6::integer[], $7::text[], $8::text[]) AS c (id, sold, state, end_reason)
-    WHERE p.id = ANY(ARRAY[c.id])";
+    UPDATE products p SET sold = new.sold, state = new.state, end_reason = new.end_reason
+    FROM unnest($5::bigint[], $6::integer[], $7::text[], $8::text[]) AS new (id, sold, state, end_reason)
+    WHERE p.id = ANY(ARRAY[new.id])";
 
 pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
     let session = engine.inner.pool.session().await?;

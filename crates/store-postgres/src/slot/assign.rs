@@ -32,10 +32,10 @@ use crate::{ENGINE, Postgres, time};
 
 const LOCK_CONFIGS_SHARED: &str = "
     SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot ' || name, 0))
-    FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
+    FROM unnest($1::text[]) AS requested (name) ORDER BY name";
 const LOCK_CONFIGS: &str = "
     SELECT pg_advisory_xact_lock(hashtextextended('weir slot ' || name, 0))
-    FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
+    FROM unnest($1::text[]) AS requested (name) ORDER BY name";
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name = ANY($1) AND is_active";
@@ -44,25 +44,25 @@ const CONFIGS: &str = "
 const FIRST_OPEN: &str = "
     SELECT CASE
         WHEN (SELECT true FROM rate_limit_window_counter c
-              WHERE c.config_name = w.config_name AND c.window_start = w.from_start) IS NULL THEN w.from_start
+              WHERE c.config_name = query.config_name AND c.window_start = query.from_start) IS NULL THEN query.from_start
         ELSE coalesce(
             (SELECT c.window_start FROM rate_limit_window_counter c
-             WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
+             WHERE c.config_name = query.config_name AND c.status = 'OPEN' AND c.window_start >= query.from_start
              ORDER BY c.window_start LIMIT 1),
-            (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = w.config_name
+            (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = query.config_name
              ORDER BY c.window_start DESC LIMIT 1))
         END
-    FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, from_start, place)
-    ORDER BY w.place";
+    FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS query (config_name, from_start, position)
+    ORDER BY query.position";
 /// `OFFSET 0` keeps the inner query separate, so that locks are tried only for missing windows, and in order.
 const CREATE_MISSING: &str = "
     WITH free AS MATERIALIZED (
         SELECT missing.config_name, missing.start FROM (
-            SELECT w.config_name, w.start
-            FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, start, place)
+            SELECT query.config_name, query.start
+            FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS query (config_name, start, position)
             WHERE (SELECT true FROM rate_limit_window_counter c
-                   WHERE c.config_name = w.config_name AND c.window_start = w.start) IS NULL
-            ORDER BY w.place OFFSET 0) AS missing
+                   WHERE c.config_name = query.config_name AND c.window_start = query.start) IS NULL
+            ORDER BY query.position OFFSET 0) AS missing
         WHERE pg_try_advisory_xact_lock(
             hashtextextended('weir window ' || missing.config_name || ' ' || missing.start, 1))
         LIMIT $3)
@@ -72,24 +72,26 @@ const CREATE_MISSING: &str = "
 /// The condition on the status excludes nothing; it lets the planner use every column of either index.
 const STATES: &str = "
     SELECT c.config_name, c.window_start, c.status
-    FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
+    FROM unnest($1::text[], $2::timestamptz[]) AS query (config_name, start)
     CROSS JOIN LATERAL (
         SELECT * FROM rate_limit_window_counter
-        WHERE config_name = w.config_name AND window_start = w.start AND status IN ('OPEN', 'CLOSED') OFFSET 0) AS c";
+        WHERE config_name = query.config_name AND window_start = query.start AND status IN ('OPEN', 'CLOSED') OFFSET 0) AS c";
 const LOCK: &str = "
     SELECT c.config_name, c.window_start, c.slot_count
-    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start) ORDER BY config_name, start OFFSET 0) AS w
+    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS query (config_name, start)
+          ORDER BY config_name, start OFFSET 0) AS query
     CROSS JOIN LATERAL (
         SELECT * FROM rate_limit_window_counter
-        WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE SKIP LOCKED) AS c
+        WHERE config_name = query.config_name AND window_start = query.start AND status = 'OPEN' FOR UPDATE SKIP LOCKED) AS c
     LIMIT $3";
 /// Like [`LOCK`], for a batch with exclusive locks. No server holds a row then, but an operator may, so it waits.
 const LOCK_EXCLUSIVE: &str = "
     SELECT c.config_name, c.window_start, c.slot_count
-    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start) ORDER BY config_name, start OFFSET 0) AS w
+    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS query (config_name, start)
+          ORDER BY config_name, start OFFSET 0) AS query
     CROSS JOIN LATERAL (
         SELECT * FROM rate_limit_window_counter
-        WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE) AS c
+        WHERE config_name = query.config_name AND window_start = query.start AND status = 'OPEN' FOR UPDATE) AS c
     LIMIT $3";
 /// If another server has just assigned the same event, its slot stays, is not counted again, and the event is returned. `IS TRUE`
 /// keeps the test of `inserted` from becoming a join, which without a hash would compare every event with every other.
@@ -102,7 +104,7 @@ const SAVE: &str = "
         SELECT event_id, config_name, requested, start, scheduled FROM new ORDER BY event_id
         ON CONFLICT (event_id) DO NOTHING
         RETURNING event_id, scheduled_time),
-    noted AS (
+    due AS (
         INSERT INTO rate_limit_event_due (scheduled_time, event_id)
         SELECT scheduled_time, event_id FROM inserted WHERE $7::boolean
         ON CONFLICT DO NOTHING),
@@ -114,9 +116,9 @@ const SAVE: &str = "
         SET slot_count = c.slot_count + counted.added,
             status = CASE WHEN c.slot_count + counted.added < counted.max THEN 'OPEN' ELSE 'CLOSED' END
         FROM counted CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM rate_limit_window_counter
+            SELECT ctid AS row_id FROM rate_limit_window_counter
             WHERE config_name = counted.config_name AND window_start = counted.start OFFSET 0) AS found
-        WHERE c.ctid = found.place)
+        WHERE c.ctid = found.row_id)
     SELECT ARRAY(SELECT event_id FROM new WHERE (event_id IN (SELECT event_id FROM inserted)) IS NOT TRUE)";
 
 /// Tries concurrently with other batches first. When they hold the remaining windows, the batch releases its locks, waits for them

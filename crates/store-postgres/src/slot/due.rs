@@ -24,7 +24,7 @@ const RECORD_PAGE: &str = "
     WITH page AS (
         SELECT event_id, scheduled_time FROM rate_limit_event_slot
         WHERE event_id > $1 ORDER BY event_id LIMIT $2),
-    noted AS (
+    due AS (
         INSERT INTO rate_limit_event_due (scheduled_time, event_id)
         SELECT scheduled_time, event_id FROM page WHERE scheduled_time > coalesce($3, clock_timestamp())
         ON CONFLICT DO NOTHING)
@@ -34,13 +34,13 @@ const FIRST: &str = "
     SELECT (extract(epoch FROM scheduled_time - coalesce($1, clock_timestamp())) * 1000000)::bigint
     FROM rate_limit_event_due ORDER BY scheduled_time, event_id LIMIT 1";
 const LEASE: &str = "
-    INSERT INTO queue_shard AS seat (topic, shard, token, leased_at, leased_until)
+    INSERT INTO queue_shard AS lease (topic, shard, token, leased_at, leased_until)
     VALUES ($1, 0, 1, coalesce($3, clock_timestamp()),
             coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond')
     ON CONFLICT (topic, shard) DO UPDATE
-    SET token = seat.token + 1, leased_at = excluded.leased_at, leased_until = excluded.leased_until
-    WHERE seat.leased_until <= coalesce($3, clock_timestamp())
-       OR seat.leased_at > coalesce($3, clock_timestamp()) + interval '1 second' -- the clock was set back since
+    SET token = lease.token + 1, leased_at = excluded.leased_at, leased_until = excluded.leased_until
+    WHERE lease.leased_until <= coalesce($3, clock_timestamp())
+       OR lease.leased_at > coalesce($3, clock_timestamp()) + interval '1 second' -- the clock was set back since
     RETURNING token";
 const TAKE: &str = "
     SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
@@ -52,10 +52,10 @@ const TAKE: &str = "
     ORDER BY due.scheduled_time, due.event_id";
 const DELETE: &str = "
     DELETE FROM rate_limit_event_due WHERE ctid = ANY(ARRAY(
-        SELECT place FROM unnest($1::timestamptz[], $2::text[]) AS gone (at, event_id)
+        SELECT row_id FROM unnest($1::timestamptz[], $2::text[]) AS deleted (at, event_id)
         CROSS JOIN LATERAL (
-            SELECT ctid AS place FROM rate_limit_event_due
-            WHERE scheduled_time = gone.at AND event_id = gone.event_id OFFSET 0) AS found))";
+            SELECT ctid AS row_id FROM rate_limit_event_due
+            WHERE scheduled_time = deleted.at AND event_id = deleted.event_id OFFSET 0) AS found))";
 
 #[async_trait]
 impl DueStore for Postgres {

@@ -29,11 +29,11 @@ const PURGE: &str = "
         WHERE expires_at < coalesce($1, clock_timestamp()) - $2::bigint * interval '1 microsecond'
         ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
 const AUDIT: &str = "
-    WITH moment AS (SELECT coalesce($1, clock_timestamp()) AS now)
+    WITH clock AS (SELECT coalesce($1, clock_timestamp()) AS now)
     SELECT count(*), count(*) FILTER (WHERE settled IS NULL AND expires_at > now),
         coalesce(sum(cost) FILTER (WHERE settled IS NULL AND expires_at > now), 0)::bigint, count(settled),
         count(*) FILTER (WHERE settled IS NULL AND expires_at <= now)
-    FROM tier_hold, moment";
+    FROM tier_hold, clock";
 
 pub(super) async fn put(engine: &Postgres, hold: &NewHold) -> Result<Timestamp> {
     let (scope, cost) = (int(hold.scope), i64::from(hold.cost));

@@ -19,7 +19,7 @@ const ONE: &str = "
 /// servers.
 const PUT: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    told AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next)
     INSERT INTO tier_policy
         (name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries, origin)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 FROM next
@@ -31,10 +31,10 @@ const PUT: &str = "
     WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
 const DELETE: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    told AS (INSERT INTO tier_change (version) SELECT version FROM next),
-    gone AS (DELETE FROM tier_policy WHERE name = $1 RETURNING scope),
-    forgotten AS (DELETE FROM tier_spent WHERE scope = ANY(ARRAY(SELECT scope FROM gone)))
-    SELECT scope FROM gone";
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next),
+    deleted AS (DELETE FROM tier_policy WHERE name = $1 RETURNING scope),
+    spent_deleted AS (DELETE FROM tier_spent WHERE scope = ANY(ARRAY(SELECT scope FROM deleted)))
+    SELECT scope FROM deleted";
 
 pub(super) async fn all(engine: &Postgres) -> Result<Vec<Policy>> {
     engine.inner.pool.query(ALL, &[]).await?.iter().map(read).collect()

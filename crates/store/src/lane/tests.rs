@@ -403,7 +403,7 @@ async fn callers_whose_runtime_has_ended_do_not_block_others() {
     engine.started.notified().await;
     drop(ending);
     assert!(abandoned.await.unwrap_err().is_cancelled());
-    let mine = call(&lanes, 2).await;
+    let own = call(&lanes, 2).await;
     engine.gate.add_permits(2);
-    assert_eq!(mine.await.unwrap().unwrap(), 20);
+    assert_eq!(own.await.unwrap().unwrap(), 20);
 }

@@ -186,15 +186,19 @@ mod tests {
     #[test]
     fn a_descriptor_matches_when_it_has_the_same_entries_in_any_order() {
         let both = matching(&[("path", "/login"), ("remote_address", "*")]);
-        let given = [("remote_address", "10.0.0.1"), ("path", "/login")];
-        assert_eq!(both.key("edge", &given).as_deref(), Some("/login|10.0.0.1"));
-        assert_eq!(both.key("other", &given), None);
+        let entries = [("remote_address", "10.0.0.1"), ("path", "/login")];
+        assert_eq!(both.key("edge", &entries).as_deref(), Some("/login|10.0.0.1"));
+        assert_eq!(both.key("other", &entries), None);
         assert_eq!(both.key("edge", &[("remote_address", "10.0.0.1"), ("path", "/")]), None);
-        assert_eq!(both.key("edge", &given[..1]), None, "one is missing");
-        assert_eq!(both.key("edge", &[given[0], given[0]]), None, "one is there twice, another not at all");
+        assert_eq!(both.key("edge", &entries[..1]), None, "one is missing");
+        assert_eq!(
+            both.key("edge", &[entries[0], entries[0]]),
+            None,
+            "one is there twice, another not at all"
+        );
         let one = matching(&[("remote_address", "*")]);
-        assert_eq!(one.key("edge", &given), None, "there is one more");
-        assert_eq!(one.key("edge", &given[..1]).as_deref(), Some("10.0.0.1"));
+        assert_eq!(one.key("edge", &entries), None, "there is one more");
+        assert_eq!(one.key("edge", &entries[..1]).as_deref(), Some("10.0.0.1"));
     }
 
     #[test]

@@ -114,16 +114,16 @@ mod tests {
             let mut spent = limit.unspent();
             assert_eq!(SpentRecord::of_limit(&limit, spent), None);
             limit.charge(&mut spent, 3, NOW);
-            let kept = SpentRecord::of_limit(&limit, spent).unwrap();
-            assert_eq!(SpentRecord::parse(&kept.to_text()), Ok(kept));
+            let record = SpentRecord::of_limit(&limit, spent).unwrap();
+            assert_eq!(SpentRecord::parse(&record.to_text()), Ok(record));
         }
         let rule = Tier::Free.defaults().rule();
         let mut spent = rule.unspent();
         assert_eq!(SpentRecord::of_tier(&rule, spent), None);
         rule.charge(&mut spent, 3, NOW);
-        let kept = SpentRecord::of_tier(&rule, spent).unwrap();
-        assert_eq!(kept, SpentRecord::Tier(Tier::Free.defaults(), spent));
-        assert_eq!(SpentRecord::parse(&kept.to_text()), Ok(kept));
+        let record = SpentRecord::of_tier(&rule, spent).unwrap();
+        assert_eq!(record, SpentRecord::Tier(Tier::Free.defaults(), spent));
+        assert_eq!(SpentRecord::parse(&record.to_text()), Ok(record));
     }
 
     #[test]

@@ -155,16 +155,16 @@ impl Cluster {
 
     /// Waits until the postmaster has exited and reaps it. Returns false on timeout.
     fn reap_within(&mut self, deadline: Duration) -> bool {
-        let gone = match &mut self.postmaster {
+        let stopped = match &mut self.postmaster {
             Some(postmaster) => {
                 becomes_true_blocking(deadline, || !matches!(postmaster.try_wait(), Ok(None)))
             }
             None => true,
         };
-        if gone && self.postmaster.take().is_some() {
+        if stopped && self.postmaster.take().is_some() {
             self.watchdog.release();
         }
-        gone
+        stopped
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) struct ProviderKeys {
     timing: Timing,
     current: RwLock<CurrentKeys>,
     last_fetch: watch::Sender<LastFetch>,
-    wanted: Notify,
+    refresh_requested: Notify,
 }
 
 impl ProviderKeys {
@@ -118,7 +118,7 @@ impl ProviderKeys {
             timing,
             current: RwLock::new(CurrentKeys { set, document: Bytes::new() }),
             last_fetch: watch::Sender::default(),
-            wanted: Notify::new(),
+            refresh_requested: Notify::new(),
         })
     }
 
@@ -159,7 +159,7 @@ impl ProviderKeys {
         if has_succeeded {
             tokio::select! {
                 () = tokio::time::sleep_until(ended + self.timing.refresh) => {}
-                () = self.wanted.notified() => {}
+                () = self.refresh_requested.notified() => {}
             }
         }
     }
@@ -169,7 +169,7 @@ impl ProviderKeys {
     pub(super) async fn fetch_key(&self, key_id: &str) -> bool {
         let mut last_fetch = self.last_fetch.subscribe();
         let ended = last_fetch.borrow_and_update().ended;
-        self.wanted.notify_one();
+        self.refresh_requested.notify_one();
         if ended.is_none_or(|ended| ended.elapsed() >= self.timing.pause) {
             let wait = self.timing.connect_timeout + self.timing.read_timeout;
             let _ = tokio::time::timeout(wait, last_fetch.changed()).await;

@@ -240,17 +240,17 @@ fn next(claimed: &ClaimedJobs, smallest_room: usize) -> NextClaim {
 #[derive(Default)]
 struct UnconfiguredDownstreams {
     names: Vec<String>,
-    asked: Option<Instant>,
+    refreshed_at: Option<Instant>,
 }
 
 impl UnconfiguredDownstreams {
     async fn refresh(&mut self, store: &dyn weir_store::request::RequestStore) -> Result<()> {
-        if self.asked.is_some_and(|asked| asked.elapsed() < UNCONFIGURED_REFRESH) {
+        if self.refreshed_at.is_some_and(|refreshed_at| refreshed_at.elapsed() < UNCONFIGURED_REFRESH) {
             return Ok(());
         }
         self.names = store.job_downstreams().await?;
         self.names.truncate(UNCONFIGURED_MAX);
-        self.asked = Some(Instant::now());
+        self.refreshed_at = Some(Instant::now());
         Ok(())
     }
 }

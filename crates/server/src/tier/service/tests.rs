@@ -281,21 +281,21 @@ async fn policies_of_the_file_are_created_and_those_of_operators_stay() {
     let clock = ManualClock::at(START);
     let file = "[policies.edge]\nkind = \"fixed_window\"\nlimit = 3\nwindow = \"PT1M\"\n\
         [policies.edge.match]\ndomain = \"edge\"\n[policies.edge.match.entries]\nremote_address = \"*\"\n\
-        [policies.mine]\nkind = \"fixed_window\"\nlimit = 3\nwindow = \"PT1M\"";
+        [policies.ours]\nkind = \"fixed_window\"\nlimit = 3\nwindow = \"PT1M\"";
     let before = fixture_with(data.path(), &clock, file).await;
-    before.put("mine", bucket(7, 7)).await;
+    before.put("ours", bucket(7, 7)).await;
     before.stop().await;
     let after = fixture_with(data.path(), &clock, &file.replace("limit = 3", "limit = 4")).await;
     let limit = |name: &str| {
         after.service.policy(name).unwrap().spec.limit.limit_state(&LimitUsage(0, 0, 0), START).limit
     };
-    assert_eq!((limit("edge"), limit("mine")), (4, 7));
+    assert_eq!((limit("edge"), limit("ours")), (4, 7));
     let matching = after.service.matching("edge", &[("remote_address", "10.0.0.1")]);
     let [(policy, key)] = &matching[..] else { panic!("{matching:?}") };
     assert_eq!((policy.name.as_str(), key.as_str()), ("edge", "10.0.0.1"));
     assert!(after.service.matching("other", &[("remote_address", "10.0.0.1")]).is_empty());
     let names: Vec<_> = after.service.policies(None, 10).iter().map(|p| p.name.to_string()).collect();
-    assert_eq!(names, ["edge", "mine"]);
+    assert_eq!(names, ["edge", "ours"]);
     assert!(after.service.delete_policy(&PolicyName::parse("edge").unwrap()).await.unwrap());
     assert!(after.service.policy("edge").is_none());
 }

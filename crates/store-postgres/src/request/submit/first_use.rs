@@ -22,7 +22,7 @@ const INSERT: &str = "
                              $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
             AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
                     traceparent, tracestate)),
-    kept AS (
+    inserted AS (
         INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
         SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $14::bigint * interval '1 microsecond'
         FROM new ORDER BY tenant_id, key
@@ -33,15 +33,15 @@ const INSERT: &str = "
                                     created_at, updated_at, traceparent, tracestate)
         SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url,
                (SELECT now FROM clock), (SELECT now FROM clock), traceparent, tracestate
-        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
         SELECT request_id, downstream, (SELECT now FROM clock), status = 'PENDING_ENQUEUE'
-        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM kept HAVING count(*) > 0
+        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM inserted HAVING count(*) > 0
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
-    SELECT request_id, (SELECT now FROM clock) FROM kept";
+    SELECT request_id, (SELECT now FROM clock) FROM inserted";
 
 /// Returns the outcomes of submissions whose keys were new, and `None` for the others. Of several with the same key only the
 /// first is tried.

@@ -159,9 +159,9 @@ impl<T> FairQueue<T> {
             for receiver in tenant.receivers.values_mut() {
                 let before = receiver.waiting.len();
                 receiver.waiting.retain(|waiting| keep(&waiting.item, waiting.start_before));
-                let gone = before - receiver.waiting.len();
-                tenant.waiting -= gone;
-                self.waiting -= gone;
+                let removed = before - receiver.waiting.len();
+                tenant.waiting -= removed;
+                self.waiting -= removed;
             }
         }
         self.forget_idle();
