@@ -347,7 +347,7 @@ mod tests {
     use super::fixtures::{connect, ordinary_permit};
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     /// The size of a head that is charged to the budget.
     const LARGE_HEAD: usize = 20_000;
 
@@ -392,9 +392,9 @@ mod tests {
             }
             Poll::Pending
         });
-        let refused = tokio::time::timeout(PATIENCE, serving).await.expect("it is woken").unwrap_err();
+        let refused = tokio::time::timeout(TEST_TIMEOUT, serving).await.expect("it is woken").unwrap_err();
         assert!(refused.get_ref().is_some_and(|cause| cause.is::<crate::buffer_budget::BudgetExhausted>()));
-        tokio::time::timeout(PATIENCE, reading).await.expect("the response is complete").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("the response is complete").unwrap();
     }
 
     #[tokio::test]
@@ -415,7 +415,7 @@ mod tests {
         let mut others = budget.charge();
         others.try_resize(budget.total() - budget.used()).unwrap();
         client.write_all(b"h").await.unwrap();
-        let more = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 100])).await.expect("it is read");
+        let more = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut [0; 100])).await.expect("it is read");
         assert!(more.is_err(), "the budget is exhausted");
         drop(stream);
         assert_eq!(budget.used(), others.bytes());
@@ -429,6 +429,6 @@ mod tests {
         poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
         client.write_all(&[b't'; LARGE_HEAD]).await.unwrap();
         let reading = read_exactly(&mut stream, LARGE_HEAD);
-        tokio::time::timeout(PATIENCE, reading).await.expect("it is read");
+        tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("it is read");
     }
 }

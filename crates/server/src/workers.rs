@@ -16,7 +16,7 @@ use crate::sale::purchase_worker::PurchaseWorker;
 use crate::slot::dispatcher::Dispatcher;
 
 /// The part of the shutdown timeout that is reserved for putting back unfinished jobs.
-const PUT_BACK_TIME: Duration = Duration::from_secs(2);
+const RELEASE_TIME: Duration = Duration::from_secs(2);
 
 /// Starts the workers that the settings ask for. They stop when the app closes.
 /// Fails when a consumer cannot be made.
@@ -74,7 +74,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         metrics: app.metrics.request.work.clone(),
         is_enabled: rollout_switch(app, |rollout| rollout.processing_enabled),
         on_change: Arc::new(move |id, status| hub.publish(id, status)),
-        grace: app.settings.http.shutdown_timeout.saturating_sub(PUT_BACK_TIME),
+        grace: app.settings.http.shutdown_timeout.saturating_sub(RELEASE_TIME),
     };
     workers.spawn(Worker::new(dependencies).run(app.shutdown.closing().clone()));
     let dependencies = webhooks::WebhookDependencies {

@@ -37,7 +37,7 @@ use crate::client::Redis;
 /// The most keys spent in an outage that are remembered for Redis; for further ones Redis continues from its own state.
 const UNSYNCED_MAX: usize = 100_000;
 /// When to retry a denial that has no reason any more.
-const RETRY_SOON: Duration = Duration::from_millis(1);
+const RETRY_AT_ONCE: Duration = Duration::from_millis(1);
 /// How often a decision is tried again because the rule of a key in Redis changed meanwhile.
 const ATTEMPTS_MAX: usize = 4;
 
@@ -371,7 +371,7 @@ fn outcome(
     let decision = match decide_binding(checks, keys, key_of, decided) {
         _ if decided.allowed && !peek => Decision::Allowed,
         // On a cluster there may be room by now where there was none.
-        Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(RETRY_SOON))),
+        Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(RETRY_AT_ONCE))),
         decision => decision,
     };
     LimitOutcome { decision, each, now: decided.now }

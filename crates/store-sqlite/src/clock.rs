@@ -13,12 +13,12 @@ const PAGE: usize = 200;
 
 /// Messages that were delayed while the clock was ahead of `?1`. Few messages are ever delayed.
 const MESSAGES_AHEAD: &str = "SELECT topic, id FROM queue_message WHERE delayed_at > ?1";
-const BRING_BACK_MESSAGE: &str = "
+const RESCHEDULE_MESSAGE: &str = "
     UPDATE queue_message SET delayed_until = max(delayed_until - (delayed_at - ?3), ?3), delayed_at = ?3
     WHERE topic = ?1 AND id = ?2 AND delayed_at > ?3";
 /// Requests that were accepted, leased or deferred while the clock was ahead of `?1`.
 const REQUESTS_AHEAD: &str = "SELECT id FROM request_record WHERE claimable_at > ?1 AND updated_at > ?1";
-const BRING_BACK_REQUEST: &str = "
+const RESCHEDULE_REQUEST: &str = "
     UPDATE request_record SET claimable_at = max(claimable_at - (updated_at - ?2), ?2), updated_at = ?2
     WHERE id = ?1 AND claimable_at > ?2 AND updated_at > ?2";
 
@@ -46,18 +46,18 @@ impl StoreClock for Sqlite {
             .await?;
         let mut count = 0;
         for page in messages.chunks(PAGE).map(<[_]>::to_vec) {
-            let bring_back = move |connection: &Connection| {
-                let mut statement = connection.prepare_cached(BRING_BACK_MESSAGE)?;
+            let move_back = move |connection: &Connection| {
+                let mut statement = connection.prepare_cached(RESCHEDULE_MESSAGE)?;
                 page.iter().map(|(topic, id)| statement.execute(params![topic, id, now])).sum()
             };
-            count += self.inner.writer.run::<usize>(bring_back).await?;
+            count += self.inner.writer.run::<usize>(move_back).await?;
         }
         for page in requests.chunks(PAGE).map(<[_]>::to_vec) {
-            let bring_back = move |connection: &Connection| {
-                let mut statement = connection.prepare_cached(BRING_BACK_REQUEST)?;
+            let move_back = move |connection: &Connection| {
+                let mut statement = connection.prepare_cached(RESCHEDULE_REQUEST)?;
                 page.iter().map(|id| statement.execute(params![id, now])).sum()
             };
-            count += self.inner.writer.run::<usize>(bring_back).await?;
+            count += self.inner.writer.run::<usize>(move_back).await?;
         }
         Ok(count as u64)
     }

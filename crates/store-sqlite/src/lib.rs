@@ -177,13 +177,14 @@ impl StoreHealth for Sqlite {
     /// Checks that the writer thread answers and the disk accepts its writes.
     async fn ping(&self) -> Result<()> {
         let now = self.inner.clock.now().as_micros();
-        let beat = move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
+        let write_heartbeat =
+            move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
         if self.storage_problem().is_some() {
             // A full disk may still accept a few bytes. It has recovered when it accepts as much as the largest write.
             let probe = |connection: &Connection| connection.prepare_cached(PROBE)?.execute([PROBE_BYTES]);
             self.inner.writer.run(probe).await?;
         }
-        self.inner.writer.run(beat).await.map(|_| ())
+        self.inner.writer.run(write_heartbeat).await.map(|_| ())
     }
 
     fn storage_problem(&self) -> Option<&'static str> {

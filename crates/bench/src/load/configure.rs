@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use tokio::task::JoinSet;
 
-use super::link::{Link, Patience};
+use super::link::{Link, ReusableTimeout};
 use super::{Live, Target};
 use crate::report::Progress;
 
@@ -54,7 +54,7 @@ async fn feed(work: Arc<Work>) -> Result<()> {
     let Target { name, address, template } = &work.target;
     let lost = || format!("{name} at {address} failed");
     let mut link = Link::connect(*address, TIMEOUT).await.with_context(lost)?;
-    let mut patience = Patience::new(TIMEOUT);
+    let mut timeout = ReusableTimeout::new(TIMEOUT);
     let mut template = template.clone();
     let mut bytes = Vec::new();
     loop {
@@ -67,9 +67,9 @@ async fn feed(work: Arc<Work>) -> Result<()> {
             template.set_key(key);
             bytes.extend_from_slice(template.bytes());
         }
-        patience.bound(Instant::now(), link.send(&bytes)).await.with_context(lost)?;
+        timeout.bound(Instant::now(), link.send(&bytes)).await.with_context(lost)?;
         for key in batch {
-            let answer = patience.bound(Instant::now(), link.receive()).await.with_context(lost)?;
+            let answer = timeout.bound(Instant::now(), link.receive()).await.with_context(lost)?;
             ensure!((200..300).contains(&answer.status), "{name} answered {} for key {key}", answer.status);
             work.live[0].answered.fetch_add(1, Ordering::Relaxed);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use super::link::{Link, Patience};
+use super::link::{Link, ReusableTimeout};
 use super::pace::{Pace, Turn};
 use super::response::Answer;
 use super::stats::{Failure, Stats};
@@ -22,7 +22,7 @@ pub(super) async fn drive(run: Arc<Run>, worker: usize, seed: u64) -> Stats {
         stats: Stats::new(),
         request: run.target.template.clone(),
         random: fastrand::Rng::with_seed(seed),
-        patience: Patience::new(run.load.timeout),
+        timeout: ReusableTimeout::new(run.load.timeout),
         live: &run.live[worker],
         run: &run,
     };
@@ -40,7 +40,7 @@ struct Connection<'a> {
     stats: Stats,
     request: Template,
     random: fastrand::Rng,
-    patience: Patience,
+    timeout: ReusableTimeout,
 }
 
 impl Connection<'_> {
@@ -61,7 +61,7 @@ impl Connection<'_> {
             if self.run.load.keys > 1 {
                 self.request.set_key(self.random.u64(..self.run.load.keys));
             }
-            let outcome = self.patience.bound(turn.sent, open.exchange(self.request.bytes())).await;
+            let outcome = self.timeout.bound(turn.sent, open.exchange(self.request.bytes())).await;
             now = Instant::now();
             answered += 1;
             let is_worn_out =

@@ -85,12 +85,12 @@ fn failure(_error: io::Error) -> Failure {
 /// The timeout of an exchange, with one timer that is reset only when it fires.
 ///
 /// Setting a timer for each request would cost more than parsing its response.
-pub(super) struct Patience {
+pub(super) struct ReusableTimeout {
     limit: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Patience {
+impl ReusableTimeout {
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, timer: Box::pin(sleep(limit)) }
     }
@@ -127,11 +127,11 @@ mod tests {
 
     #[tokio::test]
     async fn one_timer_bounds_one_exchange_after_another() {
-        let mut patience = Patience::new(Duration::from_millis(5));
+        let mut timeout = ReusableTimeout::new(Duration::from_millis(5));
         for _ in 0..3 {
-            let stuck = patience.bound(Instant::now(), std::future::pending::<Result<(), Failure>>()).await;
+            let stuck = timeout.bound(Instant::now(), std::future::pending::<Result<(), Failure>>()).await;
             assert_eq!(stuck, Err(Failure::Timeout));
-            assert_eq!(patience.bound(Instant::now(), async { Ok(1) }).await, Ok(1));
+            assert_eq!(timeout.bound(Instant::now(), async { Ok(1) }).await, Ok(1));
         }
     }
 }

@@ -111,21 +111,21 @@ impl<'a> Parser<'a> {
     }
 
     fn word(&mut self) -> Result<Value<'a>, JsonError> {
-        let word = ["null", "true", "false"].into_iter().find(|word| self.eat(word));
+        let word = ["null", "true", "false"].into_iter().find(|word| self.consume(word));
         word.map(Value::Word).ok_or_else(|| self.syntax())
     }
 
     fn number(&mut self) -> Result<&'a str, JsonError> {
         let start = self.rest;
-        self.eat("-");
-        if !self.eat("0") {
+        self.consume("-");
+        if !self.consume("0") {
             self.digits()?;
         }
-        if self.eat(".") {
+        if self.consume(".") {
             self.digits()?;
         }
-        if self.eat("e") || self.eat("E") {
-            let _is_signed = self.eat("+") || self.eat("-");
+        if self.consume("e") || self.consume("E") {
+            let _is_signed = self.consume("+") || self.consume("-");
             self.digits()?;
         }
         let length = start.len().saturating_sub(self.rest.len());
@@ -156,7 +156,7 @@ impl<'a> Parser<'a> {
             } else {
                 text.to_mut().push_str(plain);
             }
-            if self.eat("\"") {
+            if self.consume("\"") {
                 return Ok(text);
             }
             text.to_mut().push(self.escape()?);
@@ -165,7 +165,7 @@ impl<'a> Parser<'a> {
 
     fn escape(&mut self) -> Result<char, JsonError> {
         self.expect("\\")?;
-        if self.eat("u") {
+        if self.consume("u") {
             return self.escaped_unicode();
         }
         let mut rest = self.rest.chars();
@@ -186,7 +186,7 @@ impl<'a> Parser<'a> {
     fn escaped_unicode(&mut self) -> Result<char, JsonError> {
         let first = self.utf16_unit()?;
         let is_half = matches!(first, 0xd800..=0xdbff);
-        let second = if is_half && self.eat("\\u") { Some(self.utf16_unit()?) } else { None };
+        let second = if is_half && self.consume("\\u") { Some(self.utf16_unit()?) } else { None };
         let units = [Some(first), second].into_iter().flatten();
         char::decode_utf16(units).next().and_then(Result::ok).ok_or(JsonError::LoneSurrogate)
     }
@@ -206,17 +206,17 @@ impl<'a> Parser<'a> {
 
     fn next_is(&mut self, token: &str) -> bool {
         self.skip_space();
-        self.eat(token)
+        self.consume(token)
     }
 
-    fn eat(&mut self, token: &str) -> bool {
+    fn consume(&mut self, token: &str) -> bool {
         let rest = self.rest.strip_prefix(token);
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
     }
 
     fn expect(&mut self, token: &str) -> Result<(), JsonError> {
-        if self.eat(token) { Ok(()) } else { Err(self.syntax()) }
+        if self.consume(token) { Ok(()) } else { Err(self.syntax()) }
     }
 
     const fn syntax(&self) -> JsonError {

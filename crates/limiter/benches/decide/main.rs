@@ -17,7 +17,7 @@ use crate::measure::{Draw, compare, fill, one_read, resident};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A capacity that denies nothing, refilled so slowly (one token per day) that no key becomes idle.
-const PLENTY: u32 = 100_000;
+const AMPLE_CAPACITY: u32 = 100_000;
 
 const GOVERNOR_TARGET: f64 = 1.0;
 const MANY_KEYS_TARGET: f64 = 1.5;
@@ -33,12 +33,12 @@ struct Target {
 
 fn against_governor(keys: usize, targets: &mut Vec<Target>) {
     let started = Instant::now();
-    let with_clock = Keyed::new("governor, its own clock", PLENTY, DefaultClock::default());
-    let with_std_clock = Keyed::new("governor, the standard library's", PLENTY, MonotonicClock);
-    let tier = Tier::new("weir, two buckets, the standard library's", Some(started), PLENTY);
-    let fixed_clock = Keyed::new("governor", PLENTY, FakeRelativeClock::default());
-    let fixed_tier = Tier::new("weir, two buckets", None, PLENTY);
-    let fixed_bucket = Bucket::new(PLENTY);
+    let with_clock = Keyed::new("governor, its own clock", AMPLE_CAPACITY, DefaultClock::default());
+    let with_std_clock = Keyed::new("governor, the standard library's", AMPLE_CAPACITY, MonotonicClock);
+    let tier = Tier::new("weir, two buckets, the standard library's", Some(started), AMPLE_CAPACITY);
+    let fixed_clock = Keyed::new("governor", AMPLE_CAPACITY, FakeRelativeClock::default());
+    let fixed_tier = Tier::new("weir, two buckets", None, AMPLE_CAPACITY);
+    let fixed_bucket = Bucket::new(AMPLE_CAPACITY);
     let denying = Keyed::new("governor", 1, FakeRelativeClock::default());
     let denying_tier = Tier::new("weir, two buckets", None, 1);
     let groups: [(&str, Vec<&dyn Contestant>); 3] = [
@@ -81,11 +81,11 @@ fn fill_measured(contestant: &dyn Contestant, keys: usize) -> f64 {
 
 fn many_keys(few: usize, many: usize, targets: &mut Vec<Target>) {
     let started = Instant::now();
-    let small = Tier::new("weir, few keys", Some(started), PLENTY);
+    let small = Tier::new("weir, few keys", Some(started), AMPLE_CAPACITY);
     fill(&small, few);
-    let large = Tier::new("weir, many keys", Some(started), PLENTY);
+    let large = Tier::new("weir, many keys", Some(started), AMPLE_CAPACITY);
     let mib = fill_measured(&large, many);
-    let governor = Keyed::new("governor, many keys", PLENTY, DefaultClock::default());
+    let governor = Keyed::new("governor, many keys", AMPLE_CAPACITY, DefaultClock::default());
     fill_measured(&governor, many);
     targets.push(Target {
         name: format!("{many} keys"),

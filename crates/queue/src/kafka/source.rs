@@ -32,7 +32,7 @@ use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use crate::{ClaimReceipt, MessageClaim, MessageSource, Position, Settlement};
 
 /// The timeout of a commit.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 const LIMITS: Limits = Limits { messages_max: 4_096, bytes_max: 16 * 1024 * 1024 };
 
 /// The settings of a group member.
@@ -296,7 +296,7 @@ impl Shared {
             shared.after_commit(outcome.is_ok().then_some(&offsets));
             outcome
         });
-        let committed = tokio::time::timeout(COMMIT_PATIENCE, commit).await;
+        let committed = tokio::time::timeout(COMMIT_TIMEOUT, commit).await;
         let committed = committed.map_err(|late| Error::unavailable(ENGINE, late))?;
         match committed.map_err(|panic| Error::failed(ENGINE, panic))? {
             Ok(()) => Ok(true),

@@ -11,7 +11,7 @@ use weir_store::{Error, Result};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log};
 
 /// The timeout of each request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How topics are created. Existing topics are not changed.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl ClientContext for Context {
 /// only logged. Fails if no broker answers.
 pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSettings) -> Result<()> {
     let mut config = client_config(brokers);
-    config.set("socket.timeout.ms", PATIENCE.as_millis().to_string());
+    config.set("socket.timeout.ms", REQUEST_TIMEOUT.as_millis().to_string());
     let admin = AdminClient::from_config_and_context(&config, Context)
         .map_err(|cause| Error::failed(ENGINE, cause))?;
     // Listing topics first shows whether brokers answer, and avoids a request that they may refuse.
@@ -65,7 +65,7 @@ pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSe
 }
 
 fn existing(admin: &AdminClient<Context>) -> rdkafka::error::KafkaResult<Vec<String>> {
-    let metadata = admin.inner().fetch_metadata(None, PATIENCE)?;
+    let metadata = admin.inner().fetch_metadata(None, REQUEST_TIMEOUT)?;
     let there = metadata.topics().iter().filter(|topic| topic.error().is_none());
     Ok(there.map(|topic| topic.name().to_owned()).collect())
 }
@@ -79,7 +79,8 @@ async fn create(admin: &AdminClient<Context>, topics: &[&str], settings: TopicSe
             NewTopic::new(topic, settings.partitions, replication).set("max.message.bytes", &bytes_max)
         })
         .collect();
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE));
+    let options =
+        AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(REQUEST_TIMEOUT));
     match admin.create_topics(&new, &options).await {
         Ok(results) => {
             for result in results {

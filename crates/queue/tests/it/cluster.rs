@@ -13,7 +13,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use weir_queue::kafka::Brokers;
 
 /// The timeout of these tests: longer than anything takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One mock broker.
 pub(crate) struct Cluster(pub(crate) MockCluster<'static, DefaultProducerContext>);
@@ -51,13 +51,13 @@ impl Cluster {
             .set("enable.auto.commit", "false")
             .create()
             .unwrap();
-        let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).unwrap();
+        let metadata = consumer.fetch_metadata(Some(topic), TEST_TIMEOUT).unwrap();
         let mut all = TopicPartitionList::new();
         for partition in metadata.topics()[0].partitions() {
             all.add_partition_offset(topic, partition.id(), Offset::Beginning).unwrap();
         }
         consumer.assign(&all).unwrap();
-        let (mut stored, mut ends, give_up_at) = (Vec::new(), 0, Instant::now() + PATIENCE);
+        let (mut stored, mut ends, give_up_at) = (Vec::new(), 0, Instant::now() + TEST_TIMEOUT);
         while stored.len() < count || ends < all.count() {
             assert!(Instant::now() < give_up_at, "only {stored:?} on {topic}");
             match consumer.poll(Duration::from_millis(100)) {

@@ -6,7 +6,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use weir_queue::kafka::{KafkaPublisher, PublisherSettings};
 use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
-use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster::{Cluster, TEST_TIMEOUT};
 
 const TOPIC: &str = "events";
 const WARM_UP: &str = "warm-up";
@@ -17,12 +17,12 @@ const SLACK: Duration = Duration::from_millis(500);
 
 /// A publisher whose timeout suffices on a busy machine.
 fn publisher(cluster: &Cluster) -> KafkaPublisher {
-    let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
+    let settings = PublisherSettings { timeout: TEST_TIMEOUT, ..PublisherSettings::default() };
     KafkaPublisher::open(&cluster.brokers(), settings).unwrap()
 }
 
 /// A publisher with a short timeout that has discovered its brokers.
-async fn impatient_publisher(cluster: &Cluster) -> KafkaPublisher {
+async fn publisher_with_short_timeout(cluster: &Cluster) -> KafkaPublisher {
     let settings = PublisherSettings { timeout: TIMEOUT, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
     assert!(all_confirmed(&publisher.publish(WARM_UP, events("first", 0..1)).await));
@@ -53,7 +53,7 @@ fn all_failed(outcomes: &[PublishOutcome]) -> bool {
 /// Publishes one event after another until one is confirmed, once the brokers are back or the producer is replaced. Returns
 /// the index of that event.
 async fn publish_until_confirmed(publisher: &KafkaPublisher) -> usize {
-    let give_up_at = Instant::now() + PATIENCE;
+    let give_up_at = Instant::now() + TEST_TIMEOUT;
     for n in 0.. {
         let outcomes = publisher.publish(TOPIC, events("after", n..n + 1)).await;
         if all_confirmed(&outcomes) {
@@ -127,7 +127,7 @@ fn murmur2(key: &[u8]) -> u32 {
 #[tokio::test]
 async fn publishing_to_unreachable_brokers_fails_in_time_then_at_once_and_recovers() {
     let cluster = Cluster::start(&[(TOPIC, 2)]);
-    let publisher = impatient_publisher(&cluster).await;
+    let publisher = publisher_with_short_timeout(&cluster).await;
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..3)).await));
     publisher.ping().await.unwrap();
 
@@ -136,7 +136,7 @@ async fn publishing_to_unreachable_brokers_fails_in_time_then_at_once_and_recove
     assert!(all_failed(&outcomes), "nothing was sent: {outcomes:?}");
     assert!(took < TIMEOUT + SLACK, "{took:?}");
     // Once a probe has failed, callers do not wait at all.
-    let give_up_at = Instant::now() + PATIENCE;
+    let give_up_at = Instant::now() + TEST_TIMEOUT;
     loop {
         let (outcomes, took) = publish_timed(&publisher, events("lost", 0..3)).await;
         assert!(all_failed(&outcomes), "{outcomes:?}");
@@ -201,7 +201,7 @@ async fn publishing_to_brokers_that_never_existed_fails_in_time() {
 #[tokio::test]
 async fn brokers_that_do_not_answer_leave_the_outcome_unknown_in_time() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
-    let publisher = impatient_publisher(&cluster).await;
+    let publisher = publisher_with_short_timeout(&cluster).await;
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..1)).await));
     cluster.0.broker_round_trip_time(Cluster::BROKER, 3 * TIMEOUT).unwrap();
     let (outcomes, took) = publish_timed(&publisher, events("slow", 0..2)).await;
@@ -254,14 +254,15 @@ async fn a_producer_that_failed_fatally_is_replaced() {
     cluster.0.request_errors(RDKafkaApiKey::Produce, &fatal);
     let (outcomes, took) = publish_timed(&publisher, events("lost", 0..1)).await;
     assert!(matches!(outcomes[..], [PublishOutcome::Unknown(_)]), "{outcomes:?}");
-    assert!(took < PATIENCE, "{took:?}");
+    assert!(took < TEST_TIMEOUT, "{took:?}");
     publish_until_confirmed(&publisher).await;
 }
 
 #[tokio::test]
 async fn more_events_than_may_be_in_flight_are_refused() {
     let cluster = Cluster::start(&[(TOPIC, 1)]);
-    let settings = PublisherSettings { timeout: PATIENCE, events_max: 10, ..PublisherSettings::default() };
+    let settings =
+        PublisherSettings { timeout: TEST_TIMEOUT, events_max: 10, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
     // So slow that nothing is sent while the batch is enqueued.
     cluster.0.broker_round_trip_time(Cluster::BROKER, Duration::from_millis(100)).unwrap();

@@ -89,7 +89,7 @@ mod tests {
     use crate::buffer_budget::BufferBudget;
     use crate::peer::fixtures::{connect, ordinary_permit};
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     const FREE: usize = 8 * 1024;
 
     /// Has hyper read a request whose body is followed by the beginning of a head. Returns the bytes charged once the request
@@ -110,14 +110,14 @@ mod tests {
             Builder::new().half_close(true).serve_connection(stream, service).await
         });
         client.write_all(format!("POST / HTTP/1.1\r\n{framing}\r\n\r\n").as_bytes()).await.unwrap();
-        tokio::time::timeout(PATIENCE, requests.recv()).await.expect("a request");
+        tokio::time::timeout(TEST_TIMEOUT, requests.recv()).await.expect("a request");
         client.write_all(&[body, vec![b'h'; head]].concat()).await.unwrap();
         let mut response = Vec::new();
         while !response.ends_with(b"\r\n\r\n") {
             assert!(client.read_buf(&mut response).await.unwrap() > 0);
         }
         // The whole head has arrived before the response was written, or is read now.
-        let mut rest = Box::pin(tokio::time::timeout(PATIENCE, async {
+        let mut rest = Box::pin(tokio::time::timeout(TEST_TIMEOUT, async {
             while budget.used() + FREE < head {
                 tokio::task::yield_now().await;
             }

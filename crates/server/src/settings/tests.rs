@@ -40,7 +40,7 @@ fn the_default_file_as_shipped_sets_nothing() {
 fn the_default_file_states_every_setting_with_its_default() {
     let defaults = Settings::read(Sources::default()).unwrap();
     assert_eq!(Settings::read(file(&uncommented())).unwrap(), defaults);
-    let stated = source::flatten_toml(Path::new("weir.default.toml"), &uncommented()).unwrap();
+    let listed = source::flatten_toml(Path::new("weir.default.toml"), &uncommented()).unwrap();
     let not_in_files = [
         "config",
         "admin_key",
@@ -54,7 +54,7 @@ fn the_default_file_states_every_setting_with_its_default() {
     let mut reader = SettingsReader::new(Sources::default());
     let all = known_settings(&mut reader);
     let missing: Vec<_> =
-        all.iter().filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key)).collect();
+        all.iter().filter(|key| !listed.contains_key(**key) && !not_in_files.contains(key)).collect();
     assert!(missing.is_empty(), "weir.default.toml does not list {missing:?}");
 }
 

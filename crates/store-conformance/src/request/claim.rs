@@ -36,9 +36,9 @@ fn to(downstream: &str, submit: Submit) -> Submit {
 pub async fn a_claim_returns_no_more_bytes_than_the_maximum<H: HasRequests>() {
     let h = H::open().await;
     let large = |key| {
-        let wish = submission(&h, key);
-        let payload = Sealed { bytes: vec![7; CLAIM_BYTES_MAX / 2], ..wish.payload.clone() };
-        Submit { payload, ..wish }
+        let submission = submission(&h, key);
+        let payload = Sealed { bytes: vec![7; CLAIM_BYTES_MAX / 2], ..submission.payload.clone() };
+        Submit { payload, ..submission }
     };
     let (sent, huge) = ([large("a"), large("b"), large("c")], large("d"));
     accept_batch(&h, sent.to_vec()).await;
@@ -106,7 +106,10 @@ pub async fn each_downstream_has_its_own_capacity<H: HasRequests>() {
     for (downstream, count) in [("a", 5), ("b", 3), ("c", 2)] {
         accept_batch(
             &h,
-            submissions(&h, downstream, count).into_iter().map(|wish| to(downstream, wish)).collect(),
+            submissions(&h, downstream, count)
+                .into_iter()
+                .map(|submission| to(downstream, submission))
+                .collect(),
         )
         .await;
     }

@@ -245,7 +245,7 @@ pub async fn parallel_workers_share_no_job_and_complete_each_once<H: HasRequests
     let h = &servers.h;
     let batch = submissions(h, "k", 300).into_iter();
     let submissions: Vec<_> =
-        batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
+        batch.map(|submission| Submit { callback_url: Some(URL.to_owned()), ..submission }).collect();
     accept_batch(h, submissions.clone()).await;
     let active_jobs = ActiveJobs::default();
     let workers = (0..8).map(|n| work(servers.store(n), active_jobs.clone(), room(DOWNSTREAM, 7)));
@@ -350,8 +350,10 @@ pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
 pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let batch =
-        submissions(h, "k", 40).into_iter().map(|wish| Submit { needs_broker: true, ..wish }).collect();
+    let batch = submissions(h, "k", 40)
+        .into_iter()
+        .map(|submission| Submit { needs_broker: true, ..submission })
+        .collect();
     let ids: Vec<_> = accept_batch(h, batch).await.iter().map(|receipt| receipt.id).collect();
     let calls = (0..20).map(|n| {
         let (store, ids) = (servers.store(n / 2), ids.clone());

@@ -94,7 +94,7 @@ impl<H: HasRequests> Comparison<'_, H> {
         ids[ids.len() - 1 - self.rng.usize(0..recent)]
     }
 
-    fn wish(&mut self) -> Submit {
+    fn submission(&mut self) -> Submit {
         let (history, rng) = (self.history, &mut self.rng);
         let tenant_name = format!("tenant {}", rng.u8(0..2));
         let (key, what) = (format!("{history} {}", rng.u8(0..30)), format!("what {}", rng.u8(0..8) / 7));
@@ -109,7 +109,7 @@ impl<H: HasRequests> Comparison<'_, H> {
     }
 
     async fn submit(&mut self) {
-        let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.wish()).collect();
+        let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.submission()).collect();
         let limits = self.rng.bool().then(|| limits(self.rng.u32(1..20), 1));
         let engine =
             self.engine.submit_batch(batch.clone().into(), limits).await.expect("submit_batch must succeed");

@@ -34,7 +34,7 @@ const RECOUNT: &str = "
     SELECT $1, date_bin($2 * interval '1 ms', scheduled_time, 'epoch'::timestamptz), count(*),
            CASE WHEN count(*) < $3 THEN 'OPEN' ELSE 'CLOSED' END
     FROM rate_limit_event_slot WHERE config_name = $1 GROUP BY 2";
-const RESTATE: &str = "
+const UPDATE_STATUSES: &str = "
     UPDATE rate_limit_window_counter SET status = CASE WHEN slot_count < $2 THEN 'OPEN' ELSE 'CLOSED' END
     WHERE config_name = $1 AND status <> CASE WHEN slot_count < $2 THEN 'OPEN' ELSE 'CLOSED' END";
 const FOLLOW_UP: &str = "
@@ -66,7 +66,7 @@ pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Res
             true
         }
         Some(before) if before.pace != pace => {
-            session.execute(RESTATE, &[&name.as_str(), &max]).await?;
+            session.execute(UPDATE_STATUSES, &[&name.as_str(), &max]).await?;
             true
         }
         _ => false,

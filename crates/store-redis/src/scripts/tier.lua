@@ -126,7 +126,7 @@ end
 
 -- A state that was written in the future was written before the clock was set back. It is moved back by as much, and saved
 -- whatever is decided: otherwise it would count as just written until the clock has caught up.
-local function bring_back(p)
+local function move_back(p)
   local ahead = (p.w or now) - now
   if ahead <= 0 then return end
   p.is_new = true
@@ -143,7 +143,7 @@ end
 local function merge(p, state)
   local a, b, c = p.a, p.b, p.c
   read(p, state)
-  bring_back(p)
+  move_back(p)
   if p.ask.kind == 'B' then
     local is_more = a > p.a or (a == p.a and b > p.b)
     if c ~= p.c then is_more = c > p.c end
@@ -192,7 +192,7 @@ local function load(key, at)
   if not stored then
     if known ~= '' then
       read(p, known)
-      bring_back(p)
+      move_back(p)
     end
   elseif ask.adopts and stored == ARGV[at + 3] then
     read(p, ARGV[at + 4])
@@ -202,7 +202,7 @@ local function load(key, at)
     differs = rule ~= ask.rule
     if not differs then
       set(p, a, b, c, w)
-      bring_back(p)
+      move_back(p)
     end
   end
   if ask.counts and known ~= '' and not differs then merge(p, known) end
@@ -237,7 +237,7 @@ local function decide(mode, count, first, at)
     elseif mode == 'forget' then
       p.a, p.b, p.c = 0, 0, 0
     end
-    -- A state that was converted from another rule or moved back by `bring_back` is saved even if the decision is a denial.
+    -- A state that was converted from another rule or moved back by `move_back` is saved even if the decision is a denial.
     if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.ask.cost > 0) then
       save(p)
     end

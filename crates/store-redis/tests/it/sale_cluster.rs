@@ -54,10 +54,10 @@ async fn two_servers_sell_exactly_the_stock_of_sales_on_every_node() {
     let names = skus_on_every_node(&cluster).await;
     start_sales(&h, &names, 20).await;
     let servers = [&h, &other];
-    let rushes = servers.iter().enumerate().flat_map(|(n, server)| {
+    let calls = servers.iter().enumerate().flat_map(|(n, server)| {
         names.iter().map(move |name| server.sales.buy_batch(buy_commands(name, &format!("s{n}-"), 30).into()))
     });
-    let outcomes = futures_util::future::join_all(rushes).await;
+    let outcomes = futures_util::future::join_all(calls).await;
     let is_bought = |outcome: &&BuyOutcome| matches!(outcome, BuyOutcome::Bought { .. });
     let sold = outcomes.iter().flatten().flatten().filter(is_bought).count();
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");

@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A file in the repository: one written by a test could still be open for writing in another test's fork, and running it
 /// would fail with "Text file busy".
@@ -15,7 +15,7 @@ async fn runs_with_its_arguments_and_environment_until_dropped() {
     let weir = Weir::builder(FAKE_WEIR).arg("--roles").arg("api").env("GREETING", "hello").spawn().await;
     assert_eq!(weir.base_url(), format!("http://{}", weir.addr()));
     assert_eq!(weir.admin_key(), "secret");
-    weir.wait_for_log(|line| line == "greeting hello, inherited none", SOON).await;
+    weir.wait_for_log(|line| line == "greeting hello, inherited none", TEST_TIMEOUT).await;
     assert!(weir.log_lines().contains(&"arguments serve --roles api".to_owned()));
 
     let (pid, data) = (Pid::from_child(weir.running()), weir.data_dir().to_owned());
@@ -33,7 +33,7 @@ async fn terminates_and_restarts_on_the_same_port_with_the_same_data() {
     let (addr, pid) = (weir.addr(), weir.pid());
 
     weir.terminate();
-    assert_eq!(weir.wait(SOON).await.code(), Some(0));
+    assert_eq!(weir.wait(TEST_TIMEOUT).await.code(), Some(0));
     assert_eq!(weir.log_lines().last().unwrap(), "goodbye");
 
     weir.restart().await;
@@ -57,14 +57,14 @@ async fn a_paused_process_handles_nothing_until_resumed() {
     });
     assert!(!exited.await);
     weir.resume();
-    assert_eq!(weir.wait(SOON).await.code(), Some(0));
+    assert_eq!(weir.wait(TEST_TIMEOUT).await.code(), Some(0));
 }
 
 #[tokio::test]
 async fn reports_the_signal_that_ended_it() {
     let mut weir = Weir::builder(FAKE_WEIR).spawn().await;
     signal::send(Pid::from_child(weir.running()), Signal::KILL);
-    assert_eq!(weir.wait(SOON).await.signal(), Some(Signal::KILL.as_raw()));
+    assert_eq!(weir.wait(TEST_TIMEOUT).await.signal(), Some(Signal::KILL.as_raw()));
 }
 
 #[tokio::test]

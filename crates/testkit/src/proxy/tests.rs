@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(5);
+const TEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for bytes that must not come; if it is too short, a test may pass wrongly but never fail wrongly.
 const SILENCE: Duration = Duration::from_millis(100);
 
@@ -34,7 +34,7 @@ async fn proxied() -> (Proxy, TcpStream) {
 async fn echo(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     stream.write_all(bytes).await?;
     let mut answer = vec![0; bytes.len()];
-    timeout(SOON, stream.read_exact(&mut answer)).await.expect("an answer in time")?;
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut answer)).await.expect("an answer in time")?;
     Ok(answer)
 }
 
@@ -53,7 +53,11 @@ async fn pass_forwards_bytes_and_the_end_of_the_stream() {
         to.write_all(&large).await.unwrap();
         to.shutdown().await.unwrap();
     };
-    timeout(SOON, async { tokio::join!(send, from.read_to_end(&mut answer)) }).await.unwrap().1.unwrap();
+    timeout(TEST_TIMEOUT, async { tokio::join!(send, from.read_to_end(&mut answer)) })
+        .await
+        .unwrap()
+        .1
+        .unwrap();
     assert_eq!(answer, large);
 }
 
@@ -74,14 +78,14 @@ async fn a_delayed_chunk_is_forwarded_when_the_delay_is_lifted() {
     assert_silent(&mut stream).await;
     proxy.pass();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn cut_resets_open_connections_and_only_those() {
     let (proxy, mut stream) = proxied().await;
     proxy.cut();
-    let error = timeout(SOON, stream.read_u8()).await.unwrap().unwrap_err();
+    let error = timeout(TEST_TIMEOUT, stream.read_u8()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     let mut next = TcpStream::connect(proxy.addr()).await.unwrap();
     echo(&mut next, b"again").await.unwrap();
@@ -92,7 +96,7 @@ async fn refuse_closes_new_connections_and_leaves_open_ones() {
     let (proxy, mut stream) = proxied().await;
     proxy.refuse();
     let mut next = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(timeout(SOON, next.read_u8()).await.unwrap().is_err());
+    assert!(timeout(TEST_TIMEOUT, next.read_u8()).await.unwrap().is_err());
     echo(&mut stream, b"still here").await.unwrap();
 }
 
@@ -108,9 +112,9 @@ async fn black_hole_is_silent_until_it_heals() {
 
     proxy.pass();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"lost");
-    timeout(SOON, next.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, next.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"also");
 }
 
@@ -124,7 +128,7 @@ async fn black_hole_hides_the_end_of_the_upstream() {
     drop(server);
     assert_silent(&mut client).await;
     proxy.cut();
-    assert!(timeout(SOON, client.read_u8()).await.unwrap().is_err());
+    assert!(timeout(TEST_TIMEOUT, client.read_u8()).await.unwrap().is_err());
 }
 
 #[tokio::test]
@@ -133,7 +137,7 @@ async fn half_open_after_forwards_exactly_this_many_bytes() {
     proxy.half_open_after(10 + 4);
     stream.write_all(b"0123456789").await.unwrap();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"0123");
     assert_silent(&mut stream).await;
 }
@@ -142,5 +146,5 @@ async fn half_open_after_forwards_exactly_this_many_bytes() {
 async fn dropping_the_proxy_ends_its_connections() {
     let (proxy, mut stream) = proxied().await;
     drop(proxy);
-    assert!(timeout(SOON, stream.read_u8()).await.unwrap().is_err());
+    assert!(timeout(TEST_TIMEOUT, stream.read_u8()).await.unwrap().is_err());
 }

@@ -46,7 +46,7 @@ struct Books {
 }
 
 /// Waits up to a minute for the sender, and checks every audit meanwhile.
-pub(crate) async fn hold_to_account(url: &str, admin_key: &str, promises: Promises) -> Audit {
+pub(crate) async fn wait_and_audit(url: &str, admin_key: &str, promises: Promises) -> Audit {
     let client = Client::new(url).with_header("x-admin-key", admin_key);
     let mut audit = Audit::default();
     if let Err(error) = examine(&client, promises, &mut audit).await {

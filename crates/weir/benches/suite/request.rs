@@ -94,7 +94,7 @@ impl Server {
 
     /// Stops the server and returns failed checks: the audit must balance and contain at least `promised` accepted
     /// requests.
-    async fn hold_to_account(self, promised: u64) -> Vec<String> {
+    async fn stop_and_audit(self, promised: u64) -> Vec<String> {
         let mut failures = match self.books().await {
             Err(error) => vec![format!("it could not be audited: {error:#}")],
             Ok(books) => {

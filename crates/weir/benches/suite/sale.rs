@@ -121,7 +121,7 @@ impl Server {
 
     /// Waits until every purchase is in the store, then stops the server. Returns the backlog of the store and failed
     /// checks: at least `sold_at_least` purchases, and no more than the stock.
-    async fn hold_to_account(self, sold_at_least: u64) -> (Option<Sender>, Vec<String>) {
+    async fn stop_and_audit(self, sold_at_least: u64) -> (Option<Sender>, Vec<String>) {
         let (sender, mut failures) = match self.wait_until_persisted(sold_at_least).await {
             Err(error) => (None, vec![format!("it could not be audited: {error:#}")]),
             Ok(audited) => audited,
@@ -169,7 +169,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     };
     let report = weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))?;
     let sold_at_least = if matches!(load, Load::Status) { 0 } else { report.expected() };
-    let (sender, failures) = server.hold_to_account(sold_at_least).await;
+    let (sender, failures) = server.stop_and_audit(sold_at_least).await;
     let sender = if matches!(load, Load::Units) { sender } else { None };
     Ok(Run { row: Row { sender, ..Row::from_report(&report) }, failures })
 }

@@ -54,7 +54,7 @@ impl Server {
 
     /// Stops the server and returns failed checks: the audit must balance with this many slots, and the server must
     /// stop cleanly.
-    async fn hold_to_account(self, promised: impl RangeBounds<u64> + Debug) -> Vec<String> {
+    async fn stop_and_audit(self, promised: impl RangeBounds<u64> + Debug) -> Vec<String> {
         let mut failures = self
             .examine(promised)
             .await

@@ -18,9 +18,9 @@ use crate::weir::{Engines, Load, data, serve};
 const STARTS: usize = 10;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Memory is sampled at this interval until it has not changed for `SAME_FOR` samples, but at least for `SETTLE`.
+/// Memory is sampled at this interval until it has not changed for `STABLE_SAMPLES` samples, but at least for `SETTLE`.
 const SAMPLE: Duration = Duration::from_millis(100);
-const SAME_FOR: usize = 10;
+const STABLE_SAMPLES: usize = 10;
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ async fn stable_kb(process: u32) -> Result<u64> {
         let now = resident_kb(process)?;
         same = if now == last { same + 1 } else { 0 };
         last = now;
-        if same >= SAME_FOR && ready.elapsed() >= SETTLE {
+        if same >= STABLE_SAMPLES && ready.elapsed() >= SETTLE {
             return Ok(now);
         }
         sleep(SAMPLE).await;

@@ -5,20 +5,20 @@ use crate::results::{Bound, Results, Row, Sender, Target};
 
 const MEASURED: [&str; 8] =
     ["", "requests/s", "p50 ms", "p99 ms", "failed", "generator cores", "sender behind", "ratio"];
-const JUDGED: [&str; 4] = ["target", "measured", "bound", "result"];
+const TARGET_HEADINGS: [&str; 4] = ["target", "measured", "bound", "result"];
 
 pub(crate) fn render(results: &Results) -> String {
     let mut measured = vec![MEASURED.map(str::to_owned)];
     measured.extend(results.rows.iter().map(measurement));
-    let mut judged = vec![JUDGED.map(str::to_owned)];
-    judged.extend(results.targets.iter().map(verdict));
+    let mut rows = vec![TARGET_HEADINGS.map(str::to_owned)];
+    rows.extend(results.targets.iter().map(verdict));
     let mut lines = vec![results.machine.clone(), format!("measured for {} s each", results.measured_s)];
     lines.push(String::new());
     if !results.rows.is_empty() {
         lines.extend(align(&measured));
         lines.push(String::new());
     }
-    lines.extend(align(&judged));
+    lines.extend(align(&rows));
     lines.push(String::new());
     lines.extend(results.notes.iter().map(|note| format!("note: {note}")));
     lines.extend(results.failures.iter().map(|failure| format!("CHECK FAILED: {failure}")));
@@ -46,7 +46,7 @@ fn lag(sender: Sender) -> String {
     format!("{} msgs, {longer}{:.1} s", grouped(sender.backlog as f64), sender.lag_s)
 }
 
-pub(crate) fn verdict(target: &Target) -> [String; JUDGED.len()] {
+pub(crate) fn verdict(target: &Target) -> [String; TARGET_HEADINGS.len()] {
     let unit = &target.unit;
     let bound = match target.bound {
         Bound::AtLeast(least) => format!("≥ {least} {unit}"),

@@ -105,7 +105,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     prepare(&url, load).await?;
     let report = drive(bench, &name, &url, load).await?;
     let admin_key = fs::read_to_string(data.join("admin.key")).context("read the admin key")?;
-    let audit = audit::hold_to_account(&url, admin_key.trim(), promises(&report, engines, load)).await;
+    let audit = audit::wait_and_audit(&url, admin_key.trim(), promises(&report, engines, load)).await;
     let mut failures: Vec<String> = audit.failures.iter().map(|found| format!("{name}: {found}")).collect();
     if let Err(error) = server.stop().await {
         failures.push(format!("{name}: {error:#}"));

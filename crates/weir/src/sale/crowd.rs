@@ -16,7 +16,7 @@ const CONCURRENCY: usize = 256;
 /// The mean delay between the opening and a buyer's arrival.
 const ARRIVAL_DELAY_MEAN: Duration = Duration::from_secs(2);
 /// One in this many buyers arrives too early, by up to `TOO_EARLY`.
-const IMPATIENT_EVERY: u32 = 20;
+const EARLY_EVERY: u32 = 20;
 const TOO_EARLY: Duration = Duration::from_secs(2);
 /// How often a buyer tries who was told to wait or got no response, and the wait in between.
 const ATTEMPTS_MAX: u32 = 5;
@@ -63,7 +63,7 @@ pub(super) async fn run_buyers(
         .map(|n| {
             let (tally, permits, body) = (Arc::clone(tally), Arc::clone(&permits), body.clone());
             let buyer = Buyer { client: client.as_buyer(format!("buyer-{n:05}")), permits, body, tally };
-            let arrival = arrival(opening, n % IMPATIENT_EVERY == 0);
+            let arrival = arrival(opening, n % EARLY_EVERY == 0);
             tokio::spawn(async move {
                 sleep_until(arrival).await;
                 buyer.shop(opening).await;
@@ -80,7 +80,7 @@ fn body(sku: &str) -> Bytes {
     Bytes::from(json!({"sku": sku, "qty": 1}).to_string())
 }
 
-/// Repermits a random arrival time: most buyers arrive soon after the opening, fewer and fewer later.
+/// Returns a random arrival time: most buyers arrive soon after the opening, fewer and fewer later.
 fn arrival(opening: Instant, is_early: bool) -> Instant {
     if is_early {
         return opening.checked_sub(TOO_EARLY.mul_f64(fastrand::f64())).unwrap_or(opening);

@@ -17,10 +17,9 @@ use weir_server::routes::routes;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use crate::fixtures::{InProcess, PATIENCE, Running, Store};
+use crate::fixtures::{FAR_FUTURE, InProcess, Running, Store, TEST_TIMEOUT};
 
 /// An expiry far in the future, in seconds since 1970.
-const FAR: u64 = 4_000_000_000;
 /// An id that does not exist.
 const UNKNOWN_ID: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
 
@@ -69,7 +68,7 @@ impl Fixture {
     }
 
     fn token(&self, tenant: Option<&str>, scope: Option<&str>) -> String {
-        self.signed(&self.secret, FAR, tenant, scope)
+        self.signed(&self.secret, FAR_FUTURE, tenant, scope)
     }
 
     fn signed(&self, secret: &str, exp: u64, tenant: Option<&str>, scope: Option<&str>) -> String {
@@ -87,7 +86,7 @@ impl Fixture {
         let other = "another secret of at least 32 bytes";
         [
             ("an expired token", self.signed(&self.secret, 1_000_000_000, Some("acme"), scope)),
-            ("a token signed with another secret", self.signed(other, FAR, Some("acme"), scope)),
+            ("a token signed with another secret", self.signed(other, FAR_FUTURE, Some("acme"), scope)),
             ("a token without its signature", format!("{unsigned}.")),
             ("a token with the algorithm none", format!("Bearer {none}.{claims}.")),
             ("a token in another scheme", valid.replace("Bearer", "Basic")),
@@ -320,7 +319,7 @@ async fn a_tenants_requests_do_not_exist_for_another() {
     let bearing = |token: &str| fixture.running.client().with_header("authorization", token);
     let id = submit(&bearing(&create), &submission).await;
     let at = format!("/v1/requests/{id}");
-    wait::until("the request is final", PATIENCE, async || {
+    wait::until("the request is final", TEST_TIMEOUT, async || {
         bearing(&read).get(&at).await.unwrap().json()["status"] == "COMPLETED"
     })
     .await;

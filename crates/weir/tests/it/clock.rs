@@ -12,7 +12,7 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::redis::{self, Options};
 use weir_testkit::{skip, wait};
 
-use crate::fixtures::{PATIENCE, configure, message, operator, weir};
+use crate::fixtures::{FAR_FUTURE, TEST_TIMEOUT, configure, message, operator, weir};
 
 const HOURS: i64 = 7_200;
 /// Slightly longer than the window of the quotas here.
@@ -50,7 +50,7 @@ async fn send(client: &Client, user: &str, count: usize) -> String {
 
 /// Waits until the server's time differs from the true time by about `seconds`.
 async fn wait_until_followed(client: &Client, seconds: i64) {
-    wait::until("the server follows the clock", PATIENCE, async || {
+    wait::until("the server follows the clock", TEST_TIMEOUT, async || {
         let body = json!({"userId": "clock", "rateLimit": 1, "timeWindow": 1});
         let saved = client.post("/api/config", &body).await.unwrap().json();
         let shown: jiff::Timestamp = saved["lastRefreshTime"].as_str().unwrap().parse().unwrap();
@@ -62,7 +62,7 @@ async fn wait_until_followed(client: &Client, seconds: i64) {
 /// Waits until `/health`, the metrics and the log report a step.
 async fn wait_until_reported(weir: &Weir, clock: &str, is_back: bool) {
     let operator = operator(weir);
-    wait::until("health reports the step", PATIENCE, async || {
+    wait::until("health reports the step", TEST_TIMEOUT, async || {
         let health = operator.get("/health").await.unwrap();
         assert_eq!(health.status, 200, "the server can do its work");
         let clock = &health.json()["data"]["clocks"][clock];
@@ -71,7 +71,7 @@ async fn wait_until_reported(weir: &Weir, clock: &str, is_back: bool) {
     .await;
     let metrics = String::from_utf8(operator.get("/metrics").await.unwrap().body.to_vec()).unwrap();
     assert!(metrics.contains(&format!("weir_clock_steps_total{{clock=\"{clock}\"}}")), "{metrics}");
-    weir.wait_for_log(|line| line.contains(&format!("the clock of {clock} has stepped")), PATIENCE).await;
+    weir.wait_for_log(|line| line.contains(&format!("the clock of {clock} has stepped")), TEST_TIMEOUT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,7 +130,7 @@ async fn a_server_that_starts_with_a_clock_behind_its_rows_denies_nobody_for_lon
     let allowed = operator(&weir).post("/v1/check", &check).await.unwrap().json();
     assert_eq!(allowed["allowed"], true);
     weir.terminate();
-    assert!(weir.wait(PATIENCE).await.success());
+    assert!(weir.wait(TEST_TIMEOUT).await.success());
     clock.set(0);
     weir.restart().await;
     let client = Client::new(weir.base_url());
@@ -185,7 +185,7 @@ fn tenant(weir: &Weir) -> Client {
     let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
     let claims = Claims {
         sub: "a@b.c".into(),
-        exp: 4_000_000_000,
+        exp: FAR_FUTURE,
         tenant_id: Some("acme".into()),
         scope: Some("requests:create requests:read".into()),
     };
@@ -203,7 +203,7 @@ async fn submit(weir: &Weir) -> String {
 
 async fn wait_until_completed(weir: &Weir, id: &str) {
     let client = tenant(weir);
-    wait::until("the request is completed", PATIENCE, async || {
+    wait::until("the request is completed", TEST_TIMEOUT, async || {
         client.get(&format!("/v1/requests/{id}")).await.unwrap().json()["status"] == "COMPLETED"
     })
     .await;
@@ -252,7 +252,7 @@ async fn a_clock_of_redis_that_goes_ahead_and_back_denies_nobody_for_longer() {
     let database = postgres::Server::shared().database("clock").await;
     let weir = weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url()).spawn().await;
     let operator = operator(&weir);
-    wait::until("the server has read the clock of Redis", PATIENCE, async || {
+    wait::until("the server has read the clock of Redis", TEST_TIMEOUT, async || {
         operator.get("/health").await.unwrap().json()["data"]["clocks"]["redis"]["status"] == "steady"
     })
     .await;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::fixtures::{InProcess, PATIENCE, Running, Store, configure};
+use crate::fixtures::{InProcess, Running, Store, TEST_TIMEOUT, configure};
 
 const GET: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 /// A request after which the server closes the connection.
@@ -38,7 +38,7 @@ async fn exchange(address: SocketAddr, parts: &[&str]) -> Vec<RawResponse> {
     }
     let mut text = Vec::new();
     let reading = async { while let Ok(1..) = stream.read_buf(&mut text).await {} };
-    tokio::time::timeout(PATIENCE, reading).await.expect("the server closes the connection");
+    tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("the server closes the connection");
     RawResponse::parse_all(&String::from_utf8(text).unwrap())
 }
 
@@ -226,11 +226,11 @@ async fn a_caller_that_waits_for_100_continue_gets_it() {
     let mut stream = TcpStream::connect(server.weir.addr()).await.unwrap();
     stream.write_all(format!("{head}\r\n\r\n").as_bytes()).await.unwrap();
     let mut interim = [0; 25];
-    tokio::time::timeout(PATIENCE, stream.read_exact(&mut interim)).await.expect("a response").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, stream.read_exact(&mut interim)).await.expect("a response").unwrap();
     assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(body.as_bytes()).await.unwrap();
     let mut status = [0; 15];
-    tokio::time::timeout(PATIENCE, stream.read_exact(&mut status)).await.expect("a response").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, stream.read_exact(&mut status)).await.expect("a response").unwrap();
     assert_eq!(&status, b"HTTP/1.1 200 OK");
 }
 
@@ -325,7 +325,7 @@ async fn a_server_on_loopback_accepts_only_names_of_this_machine() {
 fn send_all_then_read(address: SocketAddr, call: &[u8]) -> std::io::Result<Vec<u8>> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TEST_TIMEOUT))?;
     stream.write_all(call)?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response)?;
@@ -395,5 +395,5 @@ async fn a_caller_that_keeps_sending_after_its_response_is_disconnected() {
             assert!(sent < 1 << 30, "more than the server should read");
         }
     };
-    tokio::time::timeout(PATIENCE, sending).await.expect("the server closes the connection");
+    tokio::time::timeout(TEST_TIMEOUT, sending).await.expect("the server closes the connection");
 }

@@ -8,7 +8,7 @@ use weir_testkit::http::Client;
 use weir_testkit::wait;
 
 use crate::fixtures::{
-    PATIENCE, Running, Store, configure, deliveries, message, on_each_engine, wait_until_delivered,
+    Running, Store, TEST_TIMEOUT, configure, deliveries, message, on_each_engine, wait_until_delivered,
 };
 
 const USERS: usize = 4;
@@ -51,8 +51,10 @@ async fn everything_answered_with_200_survives_kill_9(store: Store) {
             .map(|caller| send_until(stop.clone(), sent.clone(), server.client(), round * CALLERS + caller))
             .map(tokio::spawn)
             .collect();
-        wait::until("a few hundred sends are accepted", PATIENCE, async || sent.load(Ordering::SeqCst) > 300)
-            .await;
+        wait::until("a few hundred sends are accepted", TEST_TIMEOUT, async || {
+            sent.load(Ordering::SeqCst) > 300
+        })
+        .await;
         server.weir.kill_9();
         stop.store(true, Ordering::SeqCst);
         for caller in callers {

@@ -10,7 +10,7 @@ use crate::fixtures::{Running, Store, on_each_engine, wait_until_delivered};
 async fn with_dead_letters(store: Store, count: usize) -> Running {
     let mut server = Running::start(store).await;
     server.weir.terminate();
-    server.weir.wait(crate::fixtures::PATIENCE).await;
+    server.weir.wait(crate::fixtures::TEST_TIMEOUT).await;
     match &server.database {
         Some(database) => {
             let insert = format!(

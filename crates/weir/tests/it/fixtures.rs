@@ -24,11 +24,14 @@ use weir_testkit::wait;
 
 use crate::contract;
 
+/// When the tokens of tests expire, in seconds since 1970.
+pub(crate) const FAR_FUTURE: u64 = 4_000_000_000;
+
 /// Timeout of conditions that tests wait for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Long timeouts, for tests that must not fail when a busy machine makes the engines slow.
-pub(crate) const UNHURRIED: [(&str, &str); 5] = [
+pub(crate) const LONG_TIMEOUTS: [(&str, &str); 5] = [
     ("WEIR_HTTP_TIMEOUT", "10s"),
     ("WEIR_POSTGRES_TIMEOUT", "9s"),
     ("WEIR_REDIS_TIMEOUT", "9s"),
@@ -74,9 +77,9 @@ pub(crate) fn weir() -> Builder {
     Weir::builder(env!("CARGO_BIN_EXE_weir"))
 }
 
-/// [`weir`] with the timeouts of [`UNHURRIED`].
-pub(crate) fn unhurried_weir() -> Builder {
-    UNHURRIED.iter().fold(weir(), |builder, (name, value)| builder.env(name, value))
+/// [`weir`] with the timeouts of [`LONG_TIMEOUTS`].
+pub(crate) fn weir_with_long_timeouts() -> Builder {
+    LONG_TIMEOUTS.iter().fold(weir(), |builder, (name, value)| builder.env(name, value))
 }
 
 /// A server in its own process, and its database on Postgres.
@@ -195,7 +198,7 @@ impl InProcess {
     /// A client with a token for this user.
     pub(crate) fn caller(&self, user: &str) -> Client {
         let secret = std::fs::read_to_string(self.data.path().join("jwt.secret")).expect("a secret");
-        let claims = Claims { sub: user.into(), exp: 4_000_000_000, tenant_id: None, scope: None };
+        let claims = Claims { sub: user.into(), exp: FAR_FUTURE, tenant_id: None, scope: None };
         let token = jwt::sign(&secret, &claims).expect("a token");
         self.client.clone().with_header("authorization", &format!("Bearer {token}"))
     }
@@ -240,7 +243,7 @@ pub(crate) async fn send_in_parallel(clients: &[Client], user: &str, count: usiz
 
 /// Waits until every accepted message is delivered. Returns the audit.
 pub(crate) async fn wait_until_delivered(operator: &Client) -> Value {
-    wait::until("every accepted message is delivered", PATIENCE, async || {
+    wait::until("every accepted message is delivered", TEST_TIMEOUT, async || {
         audit(operator).await["quota"]["inFlight"] == 0
     })
     .await;
@@ -269,7 +272,7 @@ fn brokers(broker: &Broker) -> Brokers {
 
 /// Publishes an event to a topic as if from outside Weir.
 pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
-    let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
+    let settings = PublisherSettings { timeout: TEST_TIMEOUT, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&brokers(broker), settings).expect("a publisher");
     let results = publisher.publish(topic, vec![OutgoingEvent::new(key, payload.into())]).await;
     assert!(results[0].is_confirmed(), "{results:?}");
@@ -287,10 +290,10 @@ pub(crate) async fn consume(
     let source =
         KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(dead_letters)).expect("a source");
     let mut events = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !is_complete(&events) && Instant::now() < deadline {
         source.wait(topic, Duration::from_millis(100)).await;
-        let claim = source.claim(topic, 100, PATIENCE).await.expect("a claim");
+        let claim = source.claim(topic, 100, TEST_TIMEOUT).await.expect("a claim");
         let done = claim.messages.iter().map(|message| message.position).collect();
         let text = |payload: &[u8]| String::from_utf8_lossy(payload).into_owned();
         events.extend(claim.messages.iter().map(|message| (message.key.clone(), text(&message.payload))));

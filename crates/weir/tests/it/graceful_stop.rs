@@ -18,7 +18,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::wait;
 
 use crate::fixtures::{
-    PATIENCE, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
+    FAR_FUTURE, Running, Store, TEST_TIMEOUT, audit, configure, message, on_each_engine, send_in_parallel,
 };
 
 /// The shutdown timeout for callers that have to be cut off: short, since the test waits for most of it.
@@ -75,7 +75,7 @@ impl BusyServer {
         let secret = std::fs::read_to_string(self.server.weir.data_dir().join("jwt.secret")).unwrap();
         let claims = Claims {
             sub: "a@b.c".into(),
-            exp: 4_000_000_000,
+            exp: FAR_FUTURE,
             tenant_id: Some("acme".into()),
             scope: Some("requests:create requests:read".into()),
         };
@@ -102,7 +102,7 @@ impl BusyServer {
 
     /// Returns the upstream's side of the next AI call, after reading its head.
     async fn upstream(&self) -> TcpStream {
-        let accepted = tokio::time::timeout(PATIENCE, self.upstream.accept()).await;
+        let accepted = tokio::time::timeout(TEST_TIMEOUT, self.upstream.accept()).await;
         let (mut stream, _) = accepted.expect("the call reaches the upstream").unwrap();
         stream.set_nodelay(true).unwrap();
         read_head(&mut stream).await;
@@ -155,7 +155,7 @@ impl BusyServer {
     /// Waits until the server has accepted `count` connections besides the test's own.
     async fn wait_until_accepted(&self, count: usize) {
         let client = self.server.client();
-        wait::until("the connections are accepted", PATIENCE, async || {
+        wait::until("the connections are accepted", TEST_TIMEOUT, async || {
             let text = client.get("/metrics").await.unwrap().body;
             let text = String::from_utf8_lossy(&text).into_owned();
             let value = text.lines().find_map(|line| line.strip_prefix("weir_http_connections "));
@@ -221,7 +221,7 @@ async fn stop_at_once_while<T>(callers: impl AsyncFnOnce(&BusyServer) -> T) -> (
 async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("a head").unwrap());
+        head.push(tokio::time::timeout(TEST_TIMEOUT, stream.read_u8()).await.expect("a head").unwrap());
     }
     String::from_utf8(head).unwrap()
 }
@@ -229,7 +229,8 @@ async fn read_head(stream: &mut TcpStream) -> String {
 /// Waits for the status line of a successful answer and leaves it unread.
 async fn wait_for_status_line(caller: &TcpStream) {
     let mut status = [0; 15];
-    wait::until("an answer begins", PATIENCE, async || caller.peek(&mut status).await.unwrap() == 15).await;
+    wait::until("an answer begins", TEST_TIMEOUT, async || caller.peek(&mut status).await.unwrap() == 15)
+        .await;
     assert_eq!(&status, b"HTTP/1.1 200 OK");
 }
 
@@ -268,7 +269,7 @@ async fn flood(mut writer: impl AsyncWrite + Send + Unpin + 'static, bytes: Vec<
         }
     });
     let (mut last, mut polls) = (0, 0);
-    wait::until("the writer is blocked", PATIENCE, async || {
+    wait::until("the writer is blocked", TEST_TIMEOUT, async || {
         let now = written.load(Ordering::SeqCst);
         polls = if now == last { polls + 1 } else { 0 };
         last = now;
@@ -302,13 +303,13 @@ impl ResponseReader {
     }
 
     async fn until(&self, part: &str) {
-        wait::until(&format!("{part:?} is read"), PATIENCE, async || self.text().contains(part)).await;
+        wait::until(&format!("{part:?} is read"), TEST_TIMEOUT, async || self.text().contains(part)).await;
     }
 
     /// Returns everything received, once the connection has ended.
     async fn rest(self) -> String {
         let Self { bytes, task } = self;
-        tokio::time::timeout(PATIENCE, task).await.expect("the connection ends").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, task).await.expect("the connection ends").unwrap();
         let bytes = std::mem::take(&mut *bytes.lock());
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -491,7 +492,7 @@ async fn a_caller_that_pipelines_sends_and_never_reads_does_not_delay_a_stop(sto
     let mut busy = BusyServer::start_on(store, SHORT).await;
     let caller = busy.caller(&send("u").repeat(500)).await;
     let operator = busy.server.operator();
-    wait::until("the calls are served", PATIENCE, async || {
+    wait::until("the calls are served", TEST_TIMEOUT, async || {
         audit(&operator).await["quota"]["accepted"].as_u64().unwrap() > 50
     })
     .await;
@@ -687,7 +688,7 @@ async fn a_stop_refuses_new_connections_while_an_answer_continues() {
 /// Sends SIGTERM and returns when the server has begun to stop.
 async fn wait_until_stopping(busy: &BusyServer) -> Instant {
     let started = busy.terminate().await;
-    busy.server.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+    busy.server.weir.wait_for_log(|line| line.contains("stopping"), TEST_TIMEOUT).await;
     started
 }
 

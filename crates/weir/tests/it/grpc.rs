@@ -20,7 +20,7 @@ use weir_server::grpc::message::{
     RateLimitUnit,
 };
 
-use crate::fixtures::{InProcess, PATIENCE, Running, Store, weir};
+use crate::fixtures::{FAR_FUTURE, InProcess, Running, Store, TEST_TIMEOUT, weir};
 
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -71,7 +71,7 @@ struct Proxy(Channel);
 impl Proxy {
     fn connect(address: SocketAddr) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-        Self(endpoint.timeout(PATIENCE).connect_lazy())
+        Self(endpoint.timeout(TEST_TIMEOUT).connect_lazy())
     }
 
     async fn send(&self, request: Request<RateLimitRequest>) -> Result<RateLimitResponse, Status> {
@@ -307,7 +307,7 @@ async fn a_grpc_request_that_does_not_end_is_refused_in_time() {
         let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
         let silent = Request::new(futures_util::stream::pending());
         let answer = grpc.client_streaming(silent, method.parse().unwrap(), codec);
-        let answer = tokio::time::timeout(PATIENCE / 2, answer).await.expect("an answer in time");
+        let answer = tokio::time::timeout(TEST_TIMEOUT / 2, answer).await.expect("an answer in time");
         assert_eq!(answer.unwrap_err().code(), Fault::DeadlineExceeded, "{method}");
     }
     let mut request = Request::new(question(&[address("x")]));
@@ -363,7 +363,7 @@ async fn a_public_listener_requires_credentials() {
     let secret = std::fs::read_to_string(running.data_dir().join(token_file)).unwrap();
     let bearing = |scope: &str| {
         let scope = Some(scope.to_owned());
-        let claims = Claims { sub: "envoy".into(), exp: 4_000_000_000, tenant_id: None, scope };
+        let claims = Claims { sub: "envoy".into(), exp: FAR_FUTURE, tenant_id: None, scope };
         format!("Bearer {}", jwt::sign(&secret, &claims).unwrap())
     };
     let with = |name: &'static str, value: String| {
@@ -407,7 +407,7 @@ async fn a_stop_changes_health_to_not_serving() {
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
     running.weir.terminate();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
-    let status = running.weir.wait(PATIENCE).await;
+    let status = running.weir.wait(TEST_TIMEOUT).await;
     assert!(status.success(), "a health watch must not delay a stop: {status}");
 }
 

@@ -10,9 +10,8 @@ use weir_testkit::key_server::KeyServer;
 use weir_testkit::process::Weir;
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, weir};
+use crate::fixtures::{FAR_FUTURE, TEST_TIMEOUT, weir};
 
-const FAR: u64 = 4_000_000_000;
 const SECRET: &str = "a secret of at least 32 bytes, for HS256";
 const JWKS: &str = include_str!("../../../server/src/auth/jwt/testdata/jwks.json");
 const EC_PRIVATE: &[u8] = include_bytes!("../../../server/src/auth/jwt/testdata/ec.private.pem");
@@ -33,7 +32,7 @@ fn token(algorithm: Algorithm, key_id: &str, more: Value) -> String {
         _ => EncodingKey::from_rsa_pem(RSA_PRIVATE).unwrap(),
     };
     let header = Header { kid: Some(key_id.to_owned()), ..Header::new(algorithm) };
-    let mut claims = json!({"sub": "a@b.c", "exp": FAR});
+    let mut claims = json!({"sub": "a@b.c", "exp": FAR_FUTURE});
     claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     encode(&header, &claims, &key).unwrap()
 }
@@ -54,7 +53,7 @@ async fn tokens_are_verified_with_the_keys_at_a_url_and_with_the_secret_if_it_is
             .env("WEIR_AUTH_ISSUER", "https://login.example")
     };
     let issued = json!({"iss": "https://login.example", "scope": ["openid", "admin:read"]});
-    let claims = Claims { sub: "a".into(), exp: FAR, tenant_id: None, scope: None };
+    let claims = Claims { sub: "a".into(), exp: FAR_FUTURE, tenant_id: None, scope: None };
     let own = jwt::sign_for(SECRET, &claims, Some("https://login.example"), None).unwrap();
     for (weir, own_status) in
         [(start().spawn().await, 401), (start().env("WEIR_JWT_SECRET", SECRET).spawn().await, 200)]
@@ -94,7 +93,7 @@ async fn keys_that_a_provider_rotates_are_followed() {
     provider.publish(200, published(|id| format!("{id}-next")));
     let next = token(Algorithm::ES256, "ec-1-next", json!({}));
     // Within ten seconds of a fetch there is no other.
-    wait::until("the next key is taken up", PATIENCE, async || status(&weir, &next).await == 200).await;
+    wait::until("the next key is taken up", TEST_TIMEOUT, async || status(&weir, &next).await == 200).await;
     assert_eq!(status(&weir, &first).await, 401, "the first key is withdrawn");
     let calls = provider.calls();
     assert_eq!(calls.len(), 2, "{calls:?}");
@@ -109,14 +108,14 @@ async fn a_server_starts_without_its_provider_and_keeps_its_keys_while_it_is_awa
     let good = token(Algorithm::ES256, "ec-1", json!({}));
     assert_eq!(status(&weir, &good).await, 401);
     provider.network().pass();
-    wait::until("the keys are fetched", PATIENCE, async || status(&weir, &good).await == 200).await;
+    wait::until("the keys are fetched", TEST_TIMEOUT, async || status(&weir, &good).await == 200).await;
     provider.network().refuse();
     let unknown = token(Algorithm::ES256, "ec-2", json!({}));
     let failures = async || {
         assert_eq!(status(&weir, &unknown).await, 401);
         weir.log_lines().iter().any(|line| line.contains("2 known keys stay in use"))
     };
-    wait::until("fetching the keys fails", PATIENCE, failures).await;
+    wait::until("fetching the keys fails", TEST_TIMEOUT, failures).await;
     let other = token(Algorithm::RS256, "rsa-1", json!({}));
     assert_eq!((status(&weir, &good).await, status(&weir, &other).await), (200, 200));
 }

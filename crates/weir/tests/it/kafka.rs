@@ -13,7 +13,7 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use crate::fixtures::{
-    PATIENCE, configure, consume, deliveries, message, produce, send_in_parallel, unhurried_weir,
+    TEST_TIMEOUT, configure, consume, deliveries, message, produce, send_in_parallel, weir_with_long_timeouts,
 };
 
 /// The timeout of a call (`http.timeout` of the servers here), with a margin for a busy machine.
@@ -34,7 +34,7 @@ struct Servers {
 /// A server with the test's own consumer group, so that tests can share a broker. They also share its topic, so each test
 /// checks only its own users.
 fn server_with(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
-    unhurried_weir()
+    weir_with_long_timeouts()
         .env("WEIR_STORE", database.url())
         .env("WEIR_BROKER", broker)
         .env("WEIR_KAFKA_GROUP", group)
@@ -61,7 +61,7 @@ impl Servers {
 
 /// Waits until the server has reached the broker.
 async fn wait_until_healthy(client: &Client) {
-    wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
+    wait::until("health is good", TEST_TIMEOUT, async || client.get("/health").await.unwrap().status == 200)
         .await;
 }
 
@@ -100,7 +100,7 @@ async fn accepted_messages_are_delivered_in_order_and_400_parallel_sends_stop_at
     }
     let expected: Vec<String> = (0..30).map(|n| format!("m{n}")).collect();
     for user in &users {
-        wait::until("every message is delivered", PATIENCE, async || {
+        wait::until("every message is delivered", TEST_TIMEOUT, async || {
             delivered(&servers.sender, user).len() >= 30
         })
         .await;
@@ -123,7 +123,8 @@ async fn a_broker_outage_is_503_counts_nothing_and_ends_without_a_restart() {
     let servers = Servers::start(&broker.url(), "gone").await;
     configure(&servers.client, "gone", 100, 60).await;
     send_accepted(&servers.client, "gone", "before").await;
-    wait::until("it is delivered", PATIENCE, async || delivered(&servers.sender, "gone") == ["before"]).await;
+    wait::until("it is delivered", TEST_TIMEOUT, async || delivered(&servers.sender, "gone") == ["before"])
+        .await;
     broker.stop().await;
     for _ in 0..5 {
         let response = send(&servers.client, "gone", "during").await;
@@ -132,7 +133,7 @@ async fn a_broker_outage_is_503_counts_nothing_and_ends_without_a_restart() {
         assert!(response.header("retry-after").is_some());
     }
     assert_eq!(servers.stored_count("gone").await, 1, "unconfirmed sends do not count");
-    wait::until("health reports the outage", PATIENCE, async || {
+    wait::until("health reports the outage", TEST_TIMEOUT, async || {
         let health = servers.client.get("/health").await.unwrap();
         health.status == 503 && health.json()["data"]["checks"]["kafka"]["status"] == "down"
     })
@@ -142,7 +143,7 @@ async fn a_broker_outage_is_503_counts_nothing_and_ends_without_a_restart() {
     wait_until_healthy(&servers.client).await;
     send_accepted(&servers.client, "gone", "after").await;
     assert_eq!(servers.stored_count("gone").await, 2);
-    wait::until("the sender continues", PATIENCE, async || {
+    wait::until("the sender continues", TEST_TIMEOUT, async || {
         delivered(&servers.sender, "gone").last().is_some_and(|text| text == "after")
     })
     .await;
@@ -163,7 +164,7 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     // When a server notices that its connections were cut varies, and so does its answer until then. This checks that it
     // reconnects by itself.
     let heals = async || {
-        wait::until("messages are accepted again", PATIENCE, async || {
+        wait::until("messages are accepted again", TEST_TIMEOUT, async || {
             send(&servers.client, "network", "m").await.status == 200
         })
         .await;
@@ -247,14 +248,14 @@ async fn malformed_events_are_logged_moved_to_the_dead_letter_topic_and_skipped(
         produce(&broker, "sms-outbound", "malformed", payload).await;
     }
     send_accepted(&servers.client, "malformed", "fine").await;
-    wait::until("the sender continues", PATIENCE, async || {
+    wait::until("the sender continues", TEST_TIMEOUT, async || {
         delivered(&servers.sender, "malformed") == ["fine"]
     })
     .await;
     // The log is written after the deliveries.
     let logged =
         || servers.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
-    wait::until("each malformed event is logged", PATIENCE, async || logged() >= 3).await;
+    wait::until("each malformed event is logged", TEST_TIMEOUT, async || logged() >= 3).await;
     assert_eq!(logged(), 3);
     let dead_letters = consume(&broker, "sms-outbound.dlq", |events| events.len() >= 3).await;
     let mut payloads: Vec<&str> = dead_letters.iter().map(|(_, payload)| payload.as_str()).collect();
@@ -281,7 +282,7 @@ async fn with_redis_a_failed_publish_stays_counted() {
     for n in 0..2 {
         send_accepted(&client, "behind", &n.to_string()).await;
     }
-    wait::until("they are delivered", PATIENCE, async || delivered(&weir, "behind") == ["0", "1"]).await;
+    wait::until("they are delivered", TEST_TIMEOUT, async || delivered(&weir, "behind") == ["0", "1"]).await;
     broker.stop().await;
     assert_eq!(send(&client, "behind", "lost").await.status, 503);
     broker.start().await;
@@ -295,7 +296,7 @@ async fn the_embedded_engine_can_publish_too() {
     if skip("kafka") {
         return;
     }
-    let weir = unhurried_weir().env("WEIR_BROKER", Broker::shared().url());
+    let weir = weir_with_long_timeouts().env("WEIR_BROKER", Broker::shared().url());
     let weir = weir.env("WEIR_KAFKA_GROUP", "embedded").spawn().await;
     let client = Client::new(weir.base_url());
     wait_until_healthy(&client).await;
@@ -306,7 +307,8 @@ async fn the_embedded_engine_can_publish_too() {
         send(&client, "embedded", "c").await.status,
     ];
     assert_eq!(statuses, [200, 200, 429]);
-    wait::until("both are delivered", PATIENCE, async || delivered(&weir, "embedded") == ["a", "b"]).await;
+    wait::until("both are delivered", TEST_TIMEOUT, async || delivered(&weir, "embedded") == ["a", "b"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -318,14 +320,15 @@ async fn a_stopping_sender_hands_over_immediately() {
     configure(&servers.client, "handover", 1_000, 60).await;
     send_accepted(&servers.client, "handover", "first").await;
     let first = ["first"];
-    wait::until("the first sender delivers", PATIENCE, async || {
+    wait::until("the first sender delivers", TEST_TIMEOUT, async || {
         delivered(&servers.sender, "handover") == first
     })
     .await;
     let second = server_with(&servers.database, &Broker::shared().url(), "handover", "sender").spawn().await;
     servers.sender.terminate();
-    assert!(servers.sender.wait(PATIENCE).await.success());
+    assert!(servers.sender.wait(TEST_TIMEOUT).await.success());
     send_accepted(&servers.client, "handover", "second").await;
-    wait::until("the other delivers", PATIENCE, async || !delivered(&second, "handover").is_empty()).await;
+    wait::until("the other delivers", TEST_TIMEOUT, async || !delivered(&second, "handover").is_empty())
+        .await;
     assert_eq!(delivered(&second, "handover"), ["second"], "the first sender has committed its deliveries");
 }

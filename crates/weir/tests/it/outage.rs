@@ -9,7 +9,7 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::proxy::Proxy;
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, configure, message, weir};
+use crate::fixtures::{TEST_TIMEOUT, configure, message, weir};
 
 /// The API's timeout of 2 s, with a margin for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -28,7 +28,7 @@ async fn send(client: &Client) -> (Response, Duration) {
 
 /// Waits for the first 503, since Postgres may still finish running commands, and checks that every response is in time.
 async fn expect_503(client: &Client) {
-    wait::until("the outage is answered with 503", PATIENCE, async || {
+    wait::until("the outage is answered with 503", TEST_TIMEOUT, async || {
         let (response, took) = send(client).await;
         assert!(took < ANSWER_WITHIN, "an answer took {took:?}");
         assert!(matches!(response.status, 200 | 503), "{:?}", response.body);
@@ -43,7 +43,7 @@ async fn expect_503(client: &Client) {
         client.post("/api/config", &json!({"userId": "v", "rateLimit": 1, "timeWindow": 1})).await.unwrap();
     assert_eq!(config.status, 503);
     assert_eq!(client.get("/livez").await.unwrap().status, 200, "the process is alive");
-    wait::until("health reports the outage", PATIENCE, async || {
+    wait::until("health reports the outage", TEST_TIMEOUT, async || {
         let health = client.get("/health").await.unwrap();
         health.status == 503 && health.json()["data"]["checks"]["postgresql"]["status"] == "down"
     })
@@ -52,9 +52,11 @@ async fn expect_503(client: &Client) {
 }
 
 async fn expect_recovery(client: &Client, weir: &Weir) {
-    wait::until("service is back without a restart", PATIENCE, async || send(client).await.0.status == 200)
-        .await;
-    wait::until("health is back", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
+    wait::until("service is back without a restart", TEST_TIMEOUT, async || {
+        send(client).await.0.status == 200
+    })
+    .await;
+    wait::until("health is back", TEST_TIMEOUT, async || client.get("/health").await.unwrap().status == 200)
         .await;
     let books = crate::fixtures::wait_until_delivered(&crate::fixtures::operator(weir)).await;
     assert_eq!(books["ok"], true, "{books}");
@@ -171,8 +173,10 @@ async fn a_paused_server_loses_its_locks_and_other_servers_continue() {
         })
         .collect();
     first.pause();
-    wait::until("the other server serves the same user", PATIENCE, async || send(&b).await.0.status == 200)
-        .await;
+    wait::until("the other server serves the same user", TEST_TIMEOUT, async || {
+        send(&b).await.0.status == 200
+    })
+    .await;
     first.resume();
     for call in busy {
         let _ = call.await;

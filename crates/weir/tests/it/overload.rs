@@ -13,7 +13,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, Running, Store, configure, message, weir};
+use crate::fixtures::{FAR_FUTURE, Running, Store, TEST_TIMEOUT, configure, message, weir};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,7 +40,7 @@ async fn read_answer(stream: &mut TcpStream) -> (String, String) {
             assert!(read > 0, "the connection ended: {so_far:?}");
         }
     };
-    tokio::time::timeout(PATIENCE, reading).await.expect("an answer in time")
+    tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("an answer in time")
 }
 
 fn get(path: &str) -> String {
@@ -76,7 +76,7 @@ async fn metrics(client: &Client) -> BTreeMap<String, f64> {
 }
 
 async fn wait_until_nothing_is_buffered(client: &Client) {
-    wait::until("nothing is buffered", PATIENCE, async || {
+    wait::until("nothing is buffered", TEST_TIMEOUT, async || {
         metrics(client).await["weir_http_buffered_bytes"] == 0.0
     })
     .await;
@@ -151,9 +151,9 @@ async fn an_upload_of_long_ids_takes_little_memory() {
             stream.write_all(line.as_bytes()).await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, sending).await.expect("the upload continues");
+    tokio::time::timeout(TEST_TIMEOUT, sending).await.expect("the upload continues");
     let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, stream.read_to_string(&mut answer)).await.expect("in time").unwrap();
     let grown = running.weir.peak_memory() - before;
     assert!(grown < 32 * MIB, "{} MiB", grown / MIB);
     let refusal = "\"code\":\"INVALID_REQUEST\",\"message\":\"eventId must have at most 255 characters\"";
@@ -184,11 +184,11 @@ async fn uploads_with_unread_responses_leave_memory_to_other_requests() {
     configure(&client, "u", 1_000, 60).await;
     let unread: Vec<_> = (0..4).map(|_| tokio::spawn(upload_and_read_nothing(address))).collect();
     let upload = format!("{BULK_HEAD}connection: close\r\ncontent-length: 2\r\n\r\nx\n");
-    wait::until("uploads buffer as much as they may", PATIENCE, async || {
+    wait::until("uploads buffer as much as they may", TEST_TIMEOUT, async || {
         let mut answer = String::new();
         let mut stream = send(address, upload.as_bytes()).await;
         let reading = stream.read_to_string(&mut answer);
-        tokio::time::timeout(PATIENCE, reading).await.expect("an upload ends in time").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("an upload ends in time").unwrap();
         answer.contains("\"code\":\"DEPENDENCY_UNAVAILABLE\"")
     })
     .await;
@@ -233,7 +233,7 @@ async fn operations_routes_respond_when_all_connections_are_taken() {
     connections[0].write_all(get("/api/config/u").as_bytes()).await.unwrap();
     assert!(read_answer(&mut connections[0]).await.0.starts_with("HTTP/1.1 404 "));
     drop((connections.pop(), silent));
-    wait::until("a connection is available again", PATIENCE, async || {
+    wait::until("a connection is available again", TEST_TIMEOUT, async || {
         let mut stream = send(address, get("/api/config/u").as_bytes()).await;
         read_answer(&mut stream).await.0.starts_with("HTTP/1.1 404 ")
     })
@@ -248,7 +248,7 @@ fn tenant(running: &Running) -> Client {
 fn token(running: &Running) -> String {
     let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
     let (tenant_id, scope) = (Some("acme".to_owned()), Some("requests:create requests:read".to_owned()));
-    jwt::sign(&secret, &Claims { sub: "a@b.c".into(), exp: 4_000_000_000, tenant_id, scope }).unwrap()
+    jwt::sign(&secret, &Claims { sub: "a@b.c".into(), exp: FAR_FUTURE, tenant_id, scope }).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -264,7 +264,7 @@ async fn event_streams_and_long_polls_leave_connections_to_other_callers() {
     let bearer = format!("HTTP/1.1\r\nauthorization: Bearer {}\r\n", token(&running));
     let watch = get(&format!("{at}/events")).replace("HTTP/1.1\r\n", &bearer);
     let poll = get(&format!("{at}?wait=30s")).replace("HTTP/1.1\r\n", &bearer);
-    crate::sale::fixtures::active(&running.operator(), "W", 5).await;
+    crate::sale::fixtures::create_active(&running.operator(), "W", 5).await;
     let mut open = Vec::new();
     for call in [&get("/api/v1/sales/events"), &watch, &get("/api/v1/sales/events"), &watch, &watch] {
         let mut stream = send(address, call.as_bytes()).await;
@@ -273,7 +273,7 @@ async fn event_streams_and_long_polls_leave_connections_to_other_callers() {
         open.push(stream);
     }
     let polling = send(address, poll.as_bytes()).await;
-    wait::until("the maximum of streams is reached", PATIENCE, async || {
+    wait::until("the maximum of streams is reached", TEST_TIMEOUT, async || {
         metrics(&running.client()).await["weir_http_long_lived"] == 6.0
     })
     .await;
@@ -290,7 +290,7 @@ async fn event_streams_and_long_polls_leave_connections_to_other_callers() {
     let (head, _) = read_answer(&mut send(address, get("/api/config/u").as_bytes()).await).await;
     assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
     drop((open.pop(), polling));
-    wait::until("a stream is available again", PATIENCE, async || {
+    wait::until("a stream is available again", TEST_TIMEOUT, async || {
         let mut stream = send(address, get("/api/v1/sales/events").as_bytes()).await;
         read_answer(&mut stream).await.0.starts_with("HTTP/1.1 200 ")
     })

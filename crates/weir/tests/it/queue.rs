@@ -12,7 +12,7 @@ use weir_testkit::postgres::Server;
 use weir_testkit::process::Weir;
 use weir_testkit::{skip, wait};
 
-use crate::fixtures::{PATIENCE, Running, Store, consume, on_each_engine, operator, weir};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, consume, on_each_engine, operator, weir};
 
 const TOPIC: &str = "payments-due";
 const DISPATCH: (&str, &str) = ("WEIR_SLOT_DISPATCH_TOPIC", TOPIC);
@@ -61,7 +61,7 @@ fn is_settled(status: u16) -> bool {
 /// Claims and settles messages until `count` are done. Panics if one comes before its time.
 async fn take(operator: &Client, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
-    wait::until("every slot is on the topic", PATIENCE, async || {
+    wait::until("every slot is on the topic", TEST_TIMEOUT, async || {
         let claimed =
             claim(operator, json!({"topic": TOPIC, "visibilitySeconds": 2, "waitSeconds": 1})).await;
         assert_eq!(claimed.status, 200, "{:?}", claimed.body);
@@ -102,7 +102,7 @@ async fn claimed_messages_are_settled_as_done_retried_or_dead(store: Store) {
     let (client, operator) = (running.client(), running.operator());
     configure(&operator, "a").await;
     assign(&client, "a", "e", 3, Timestamp::now() - SignedDuration::from_secs(60)).await;
-    wait::until("they are published", PATIENCE, async || published(&[&running.weir]).await == 3).await;
+    wait::until("they are published", TEST_TIMEOUT, async || published(&[&running.weir]).await == 3).await;
     let mut claimed = claim(&operator, json!({"topic": TOPIC})).await.json();
     let ids: Vec<&Value> = claimed["messages"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
     let body = json!({
@@ -113,7 +113,7 @@ async fn claimed_messages_are_settled_as_done_retried_or_dead(store: Store) {
     assert_eq!((settled.status, settled.json()), (200, json!({"settled": 3})));
     let late = settle(&operator, body).await;
     assert_eq!((late.status, &late.json()["code"]), (409, &json!("LEASE_EXPIRED")));
-    wait::until("the retried message comes again", PATIENCE, async || {
+    wait::until("the retried message comes again", TEST_TIMEOUT, async || {
         claimed = claim(&operator, json!({"topic": TOPIC, "max": 1})).await.json();
         claimed["messages"][0]["attempts"] == 1
     })
@@ -140,7 +140,7 @@ async fn a_killed_server_dispatches_the_remaining_slots_after_its_restart(store:
     running.weir.kill_9();
     running.weir.restart().await;
     let operator = running.operator();
-    wait::until("every slot was published at least once", PATIENCE, async || {
+    wait::until("every slot was published at least once", TEST_TIMEOUT, async || {
         taken.extend(take(&operator, 1).await);
         taken.len() == expected.len()
     })
@@ -160,10 +160,12 @@ async fn a_disconnected_caller_claims_nothing(store: Store) {
     );
     let mut waiting = TcpStream::connect(running.weir.addr()).await.unwrap();
     waiting.write_all(request.as_bytes()).await.unwrap();
-    wait::until("the claim waits", PATIENCE, async || connections(&client).await == 2).await;
+    wait::until("the claim waits", TEST_TIMEOUT, async || connections(&client).await == 2).await;
     drop(waiting);
-    wait::until("the server has noticed the disconnect", PATIENCE, async || connections(&client).await == 1)
-        .await;
+    wait::until("the server has noticed the disconnect", TEST_TIMEOUT, async || {
+        connections(&client).await == 1
+    })
+    .await;
     let expected = assign(&client, "a", "e", 1, Timestamp::now()).await;
     assert_eq!(take(&operator, 1).await, expected, "no other claim holds it");
 }
@@ -230,18 +232,19 @@ async fn two_servers_publish_to_kafka_in_order_and_a_broker_that_comes_back_gets
     };
     let (first, second) = tokio::join!(start(), start());
     let operator = operator(&first);
-    wait::until("Kafka answers", PATIENCE, async || operator.get("/health").await.unwrap().status == 200)
+    wait::until("Kafka answers", TEST_TIMEOUT, async || operator.get("/health").await.unwrap().status == 200)
         .await;
     configure(&operator, "a").await;
     let past = Timestamp::now() - SignedDuration::from_secs(3_600);
     let before = assign(&operator, "a", "before", 20, past).await;
-    wait::until("they are published", PATIENCE, async || published(&[&first, &second]).await >= 20).await;
+    wait::until("they are published", TEST_TIMEOUT, async || published(&[&first, &second]).await >= 20).await;
 
     broker.crash();
     let client = Client::new(second.base_url());
     let during = assign(&client, "a", "during", 20, Timestamp::now() - SignedDuration::from_secs(60)).await;
     broker.start().await;
-    wait::until("the rest is published", PATIENCE, async || published(&[&first, &second]).await >= 40).await;
+    wait::until("the rest is published", TEST_TIMEOUT, async || published(&[&first, &second]).await >= 40)
+        .await;
     let events = consume(&broker, TOPIC, |events| events.iter().collect::<BTreeSet<_>>().len() >= 40).await;
     assert!(events.iter().all(|(key, _)| key == "a"));
     let mut ids: Vec<String> = events

@@ -11,7 +11,7 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{self, Options};
 use weir_testkit::{skip, wait};
 
-use crate::fixtures::{PATIENCE, Running, Store, configure, message, operator, weir};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, configure, message, operator, weir};
 
 const CAPABILITIES: [&str; 5] = ["quota", "slot", "request", "tier", "sale"];
 
@@ -26,8 +26,10 @@ async fn readiness(client: &Client) -> (u16, String, Vec<&'static str>) {
 
 /// Waits until exactly these capabilities are not ready, and compares `/readyz/{capability}` with that.
 async fn expect_unready(client: &Client, expected: &[&str]) {
-    wait::until("readiness follows the engines", PATIENCE, async || readiness(client).await.2 == expected)
-        .await;
+    wait::until("readiness follows the engines", TEST_TIMEOUT, async || {
+        readiness(client).await.2 == expected
+    })
+    .await;
     let word = if expected.is_empty() { "ready" } else { "degraded" };
     assert_eq!(readiness(client).await, (200, word.to_owned(), expected.to_vec()));
     for name in CAPABILITIES {
@@ -51,7 +53,7 @@ async fn open_sale(weir: &Weir) {
     });
     let operator = operator(weir);
     assert_eq!(operator.post("/api/v1/products", &product).await.unwrap().status, 201);
-    wait::until("the sale is on", PATIENCE, async || {
+    wait::until("the sale is on", TEST_TIMEOUT, async || {
         operator.get("/api/v1/sales").await.unwrap().json()["data"]["state"] == "ACTIVE"
     })
     .await;
@@ -126,10 +128,10 @@ async fn a_process_that_can_serve_nothing_of_its_roles_is_unavailable() {
     assert_eq!(client.get("/readyz/quota").await.unwrap().status, 404, "a worker has nothing to do with it");
     assert_eq!(client.get("/readyz/coffee").await.unwrap().status, 404);
     postgres.stop().await;
-    wait::until("the worker is unavailable", PATIENCE, async || {
+    wait::until("the worker is unavailable", TEST_TIMEOUT, async || {
         readiness(&client).await == (503, "unavailable".to_owned(), vec!["request"])
     })
     .await;
     postgres.start().await;
-    wait::until("the worker is ready again", PATIENCE, async || readiness(&client).await.0 == 200).await;
+    wait::until("the worker is ready again", TEST_TIMEOUT, async || readiness(&client).await.0 == 200).await;
 }

@@ -8,7 +8,7 @@ use weir_testkit::process::Weir;
 use weir_testkit::wait;
 
 use crate::fixtures::{
-    PATIENCE, Running, Store, configure, deliveries, message, on_each_engine, wait_until_delivered, weir,
+    Running, Store, TEST_TIMEOUT, configure, deliveries, message, on_each_engine, wait_until_delivered, weir,
 };
 
 const USERS: usize = 5;
@@ -55,7 +55,7 @@ async fn a_malformed_event_is_logged_becomes_a_dead_letter_and_is_skipped(store:
     configure(&server.client(), "u", 100, 60).await;
     // Stopped, so that no sender reads the tables while they are changed below.
     server.weir.terminate();
-    server.weir.wait(PATIENCE).await;
+    server.weir.wait(TEST_TIMEOUT).await;
     match &server.database {
         Some(database) => {
             database
@@ -80,7 +80,7 @@ async fn a_malformed_event_is_logged_becomes_a_dead_letter_and_is_skipped(store:
     server.weir.restart().await;
     let client = server.client();
     assert_eq!(client.post("/api/send", &message("u", "fine")).await.unwrap().status, 200);
-    let line = server.weir.wait_for_log(|line| line.contains("malformed event"), PATIENCE).await;
+    let line = server.weir.wait_for_log(|line| line.contains("malformed event"), TEST_TIMEOUT).await;
     assert!(line.contains("ERROR") && line.contains("not an event"), "{line}");
     let books = wait_until_delivered(&server.operator()).await;
     assert_eq!((books["ok"].as_bool(), books["quota"]["dead"].as_u64()), (Some(true), Some(3)), "{books}");
@@ -147,7 +147,7 @@ async fn a_sender_that_is_killed_leaves_its_messages_to_the_next() {
         async move { client.post("/api/send", &message("u", &n.to_string())).await.unwrap() }
     });
     let sending = tokio::spawn(join_all(sends));
-    killed.wait_for_log(|line| line.contains("SMS SENT"), PATIENCE).await;
+    killed.wait_for_log(|line| line.contains("SMS SENT"), TEST_TIMEOUT).await;
     killed.kill_9();
     let answers = sending.await.expect("callers");
     let accepted = answers.iter().filter(|answer| answer.status == 200).count();
@@ -158,7 +158,7 @@ async fn a_sender_that_is_killed_leaves_its_messages_to_the_next() {
         .env("WEIR_SENDER_VISIBILITY", "1s")
         .spawn()
         .await;
-    wait::until("the next sender has delivered the rest", PATIENCE * 2, async || {
+    wait::until("the next sender has delivered the rest", TEST_TIMEOUT * 2, async || {
         let mut seen: Vec<_> = deliveries(&killed).into_iter().chain(deliveries(&next)).collect();
         seen.sort();
         seen.dedup();

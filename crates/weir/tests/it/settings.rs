@@ -7,7 +7,7 @@ use weir_server::auth::jwt::{RequiredClaims, TokenVerifier};
 use weir_testkit::http::Client;
 use weir_testkit::postgres;
 
-use crate::fixtures::{PATIENCE, Running, Store, configure, weir};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, configure, weir};
 
 /// Runs the binary until it exits, with only these variables. A server that should not have started is killed after a minute.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -68,7 +68,7 @@ async fn generated_secrets_are_private_and_survive_restarts() {
     server.weir.restart().await;
     assert_eq!(server.weir.admin_key(), key);
     let advice = format!("chmod go-rwx {}", data.join("admin.key").display());
-    server.weir.wait_for_log(|line| is_warning(line) && line.contains(&advice), PATIENCE).await;
+    server.weir.wait_for_log(|line| is_warning(line) && line.contains(&advice), TEST_TIMEOUT).await;
     assert!(server.weir.log_lines().iter().all(|line| !line.contains(&key)), "a secret was logged");
 }
 
@@ -167,7 +167,7 @@ async fn a_database_that_may_lose_commits_must_be_allowed_explicitly() {
         weir().env("WEIR_STORE", database.url()).env("WEIR_POSTGRES_ALLOW_UNSAFE_DURABILITY", "true");
     let weir = allowed.spawn().await;
     let is_warning = |line: &str| line.contains("WARN") && line.contains("fsync is off");
-    weir.wait_for_log(is_warning, PATIENCE).await;
+    weir.wait_for_log(is_warning, TEST_TIMEOUT).await;
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn unusable_keys_of_a_jwks_are_logged() {
     std::fs::write(&file, set.to_string()).unwrap();
     let weir = weir().env("WEIR_JWKS_FILE", &file).spawn().await;
     for (kid, reason) in [("short-1", "1024 bits"), ("enc-1", "verify signatures")] {
-        weir.wait_for_log(|line| line.contains(kid) && line.contains(reason), PATIENCE).await;
+        weir.wait_for_log(|line| line.contains(kid) && line.contains(reason), TEST_TIMEOUT).await;
     }
     assert!(weir.log_lines().iter().all(|line| !line.contains("rsa-1")), "rsa-1 is usable");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use weir_testkit::http::Error;
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, Running, Store, audit, configure, message, on_each_engine};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, audit, configure, message, on_each_engine};
 
 async fn a_stop_under_load_loses_no_response(store: Store) {
     let mut server = Running::start(store).await;
@@ -34,7 +34,8 @@ async fn a_stop_under_load_loses_no_response(store: Store) {
             })
         })
         .collect();
-    wait::until("200 messages are accepted", PATIENCE, async || accepted.load(Ordering::SeqCst) > 200).await;
+    wait::until("200 messages are accepted", TEST_TIMEOUT, async || accepted.load(Ordering::SeqCst) > 200)
+        .await;
     stopping.store(true, Ordering::SeqCst);
     server.weir.terminate();
     let status = server.weir.wait(Duration::from_secs(15)).await;

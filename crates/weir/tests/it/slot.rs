@@ -146,7 +146,7 @@ async fn a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend(stor
             client.request(Method::POST, "/api/v1/slots/bulk", &headers, load).await.map(drop)
         })
     };
-    weir_testkit::wait::until("a part of the load is committed", crate::fixtures::PATIENCE, async || {
+    weir_testkit::wait::until("a part of the load is committed", crate::fixtures::TEST_TIMEOUT, async || {
         running.client().get("/api/v1/slots/k-1000").await.is_ok_and(|response| response.status == 200)
     })
     .await;

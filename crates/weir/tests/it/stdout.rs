@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_testkit::http::Client;
 use weir_testkit::{ports, wait};
 
-use crate::fixtures::{PATIENCE, audit, configure, message};
+use crate::fixtures::{TEST_TIMEOUT, audit, configure, message};
 
 /// A server whose standard output the test controls.
 struct BlockedServer {
@@ -36,7 +36,7 @@ impl BlockedServer {
             .spawn()
             .unwrap();
         let client = Client::new(format!("http://127.0.0.1:{port}"));
-        wait::until("the server answers", PATIENCE, async || client.get("/livez").await.is_ok()).await;
+        wait::until("the server answers", TEST_TIMEOUT, async || client.get("/livez").await.is_ok()).await;
         Self { child, client, data }
     }
 
@@ -86,7 +86,7 @@ async fn messages_whose_lines_cannot_be_written_stay_in_the_queue() {
     // With a working output, the same data directory delivers everything.
     let pid = server.child.id().to_string();
     assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
-    wait::until("the lock of the data directory is free", PATIENCE, async || {
+    wait::until("the lock of the data directory is free", TEST_TIMEOUT, async || {
         std::fs::File::open(data.join("weir.lock")).unwrap().try_lock().is_ok()
     })
     .await;

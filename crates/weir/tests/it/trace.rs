@@ -11,10 +11,7 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::raw_connection::{Head, Listener};
 use weir_testkit::wait;
 
-use crate::fixtures::{PATIENCE, Running, Store, message, on_each_engine, operator, weir};
-
-/// Far in the future, in seconds since 1970.
-const FAR: u64 = 4_000_000_000;
+use crate::fixtures::{FAR_FUTURE, Running, Store, TEST_TIMEOUT, message, on_each_engine, operator, weir};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
@@ -31,7 +28,7 @@ fn traced(weir: &Weir) -> Client {
     let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
     let claims = Claims {
         sub: "a@b.c".into(),
-        exp: FAR,
+        exp: FAR_FUTURE,
         tenant_id: Some("acme".into()),
         scope: Some("requests:create requests:read".into()),
     };
@@ -71,7 +68,7 @@ fn lines_with(weir: &Weir, text: &str) -> Vec<Value> {
 
 async fn line_with(weir: &Weir, parts: &[&str]) -> Value {
     let is_wanted = |line: &str| parts.iter().all(|part| line.contains(part));
-    serde_json::from_str(&weir.wait_for_log(is_wanted, PATIENCE).await).expect("a JSON log line")
+    serde_json::from_str(&weir.wait_for_log(is_wanted, TEST_TIMEOUT).await).expect("a JSON log line")
 }
 
 async fn a_request_keeps_its_trace_through_failure_restart_and_replay(store: Store) {
@@ -176,7 +173,7 @@ async fn the_line_behind_a_503_names_its_answer() {
     proxy.refuse();
     proxy.cut();
     let mut refused = None;
-    wait::until("the outage is answered with 503", PATIENCE, async || {
+    wait::until("the outage is answered with 503", TEST_TIMEOUT, async || {
         let answer = caller.post("/api/send", &message("u", "m")).await.unwrap();
         refused = Some(answer).filter(|answer| answer.status == 503);
         refused.is_some()

@@ -13,7 +13,7 @@ use super::{Consumer, Shared, State, list};
 use crate::kafka::log;
 
 /// How long revoking a partition waits until its claimed messages are settled.
-const REVOKE_PATIENCE: Duration = Duration::from_secs(5);
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The callbacks of one group member.
 pub(super) struct Context {
@@ -77,7 +77,7 @@ impl Context {
             out && !self.shared.is_ending()
         };
         let mut state = self.shared.state.lock();
-        self.shared.changed.wait_while_for(&mut state, busy, REVOKE_PATIENCE);
+        self.shared.changed.wait_while_for(&mut state, busy, REVOKE_TIMEOUT);
         let mut offsets = state.in_flight.uncommitted();
         let stuck = state.committing;
         drop(state);

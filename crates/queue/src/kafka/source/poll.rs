@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// The most messages taken from librdkafka before they are added to those in flight.
 const POLL_MESSAGES_MAX: usize = 256;
 /// How long to wait for capacity before fetching is paused. Polling continues, so that the group does not expel this member.
-const FULL_PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE_AFTER: Duration = Duration::from_secs(2);
 /// The interval at which unconfirmed offsets are committed again.
 const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 
@@ -25,7 +25,7 @@ impl Shared {
     pub(super) fn run(&self, consumer: Arc<Consumer>) {
         let (mut paused, mut committed_at) = (false, Instant::now());
         while !self.is_ending() {
-            let full = self.wait_for_capacity(if paused { POLL } else { FULL_PATIENCE });
+            let full = self.wait_for_capacity(if paused { POLL } else { PAUSE_AFTER });
             if full || paused {
                 paused = full;
                 pause(&consumer, paused);

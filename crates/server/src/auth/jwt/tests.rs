@@ -4,7 +4,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use super::*;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
-const FAR: u64 = 4_000_000_000;
+const FAR_FUTURE: u64 = 4_000_000_000;
 
 /// Keys that were generated for these tests only.
 const EC_PRIVATE: &[u8] = include_bytes!("testdata/ec.private.pem");
@@ -27,9 +27,9 @@ fn jwks_verifier() -> TokenVerifier {
 
 #[test]
 fn a_signed_token_verifies() {
-    let token = sign(SECRET, &claims(FAR)).unwrap();
+    let token = sign(SECRET, &claims(FAR_FUTURE)).unwrap();
     let verified = from_secret(SECRET).verify(&token).unwrap();
-    assert_eq!(*verified, claims(FAR));
+    assert_eq!(*verified, claims(FAR_FUTURE));
     assert!(verified.allows("requests:read") && !verified.allows("requests") && !verified.allows(""));
 }
 
@@ -38,7 +38,7 @@ fn expired_forged_and_unsigned_tokens_are_refused() {
     let verifier = from_secret(SECRET);
     assert!(verifier.verify(&sign(SECRET, &claims(1_000_000)).unwrap()).is_none(), "expired");
     assert!(
-        verifier.verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap()).is_none(),
+        verifier.verify(&sign("another secret, also 32 bytes...", &claims(FAR_FUTURE)).unwrap()).is_none(),
         "forged"
     );
     let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
@@ -59,16 +59,24 @@ fn a_token_that_is_not_yet_valid_or_lacks_exp_or_sub_is_refused() {
     let signed = |json: serde_json::Value| {
         encode(&Header::new(Algorithm::HS256), &json, &EncodingKey::from_secret(SECRET.as_bytes())).unwrap()
     };
-    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR}))).is_some());
-    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "nbf": FAR}))).is_none());
-    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "iat": FAR}))).is_none());
+    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR_FUTURE}))).is_some());
     assert!(
         verifier
-            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "iat": 1_700_000_000.5})))
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR_FUTURE, "nbf": FAR_FUTURE})))
+            .is_none()
+    );
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR_FUTURE, "iat": FAR_FUTURE})))
+            .is_none()
+    );
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR_FUTURE, "iat": 1_700_000_000.5})))
             .is_some()
     );
     assert!(verifier.verify(&signed(serde_json::json!({"sub": "a"}))).is_none());
-    assert!(verifier.verify(&signed(serde_json::json!({"exp": FAR}))).is_none());
+    assert!(verifier.verify(&signed(serde_json::json!({"exp": FAR_FUTURE}))).is_none());
 }
 
 fn signed(header: &Header, json: &serde_json::Value) -> String {
@@ -84,7 +92,7 @@ fn times_may_have_a_fraction() {
         let body = serde_json::json!({"sub": "a", "exp": exp, "nbf": nbf, "iat": now - 1.5});
         verifier.verify(&signed(&header, &body))
     };
-    assert_eq!(verify(4_000_000_000.75.into(), now - 10.5).unwrap().exp, FAR);
+    assert_eq!(verify(4_000_000_000.75.into(), now - 10.5).unwrap().exp, FAR_FUTURE);
     assert!(verify((now + 60.5).into(), now - 10.5).is_some());
     assert!(verify((now - 60.5).into(), now - 100.5).is_none(), "expired");
     assert!(verify((now + 600.5).into(), now + 60.5).is_none(), "not yet valid");
@@ -97,7 +105,7 @@ fn times_may_have_a_fraction() {
 fn scopes_are_a_text_or_a_list() {
     let verifier = from_secret(SECRET);
     let with = |scope: serde_json::Value| {
-        let body = serde_json::json!({"sub": "a", "exp": FAR, "scope": scope});
+        let body = serde_json::json!({"sub": "a", "exp": FAR_FUTURE, "scope": scope});
         verifier.verify(&signed(&Header::new(Algorithm::HS256), &body))
     };
     for scope in [serde_json::json!("x requests:read"), serde_json::json!(["requests:read", "x"])] {
@@ -123,7 +131,7 @@ fn scopes_are_a_text_or_a_list() {
 #[test]
 fn a_token_with_critical_extensions_is_refused() {
     let verifier = from_secret(SECRET);
-    let body = serde_json::json!({"sub": "a", "exp": FAR});
+    let body = serde_json::json!({"sub": "a", "exp": FAR_FUTURE});
     let with = |crit: Option<Vec<String>>| Header { crit, ..Header::new(Algorithm::HS256) };
     assert!(verifier.verify(&signed(&with(None), &body)).is_some());
     for crit in [vec!["b64".to_owned()], vec!["exp".to_owned()], vec![]] {
@@ -138,7 +146,7 @@ fn a_required_issuer_and_audience_must_be_named() {
         TokenVerifier::from_secret(SECRET, &RequiredClaims { issuer, audience })
     };
     let token = |more: serde_json::Value| {
-        let mut body = serde_json::json!({"sub": "a", "exp": FAR});
+        let mut body = serde_json::json!({"sub": "a", "exp": FAR_FUTURE});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         signed(&Header::new(Algorithm::HS256), &body)
     };
@@ -161,8 +169,8 @@ fn a_required_issuer_and_audience_must_be_named() {
     assert!(verifier(None, None).verify(&token(anybody.clone())).is_some());
     assert!(verifier(Some("x"), None).verify(&token(anybody.clone())).is_some());
     assert!(verifier(None, Some("y")).verify(&token(anybody)).is_some());
-    let own = sign_for(SECRET, &claims(FAR), Some("https://login.example"), Some("weir")).unwrap();
-    assert_eq!(both.verify(&own).as_deref(), Some(&claims(FAR)));
+    let own = sign_for(SECRET, &claims(FAR_FUTURE), Some("https://login.example"), Some("weir")).unwrap();
+    assert_eq!(both.verify(&own).as_deref(), Some(&claims(FAR_FUTURE)));
 }
 
 #[test]
@@ -170,20 +178,31 @@ fn keys_of_a_file_verify_only_their_own_algorithm() {
     let verifier = jwks_verifier();
     let mut header = Header::new(Algorithm::ES256);
     let ec = EncodingKey::from_ec_pem(EC_PRIVATE).unwrap();
-    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_some());
+    assert!(verifier.verify(&encode(&header, &claims(FAR_FUTURE), &ec).unwrap()).is_some());
     header.kid = Some("ec-1".into());
-    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_some());
+    assert!(verifier.verify(&encode(&header, &claims(FAR_FUTURE), &ec).unwrap()).is_some());
     header.kid = Some("rsa-1".into());
-    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_none(), "another key's name");
+    assert!(
+        verifier.verify(&encode(&header, &claims(FAR_FUTURE), &ec).unwrap()).is_none(),
+        "another key's name"
+    );
     let rsa = EncodingKey::from_rsa_pem(RSA_PRIVATE).unwrap();
-    assert!(verifier.verify(&encode(&Header::new(Algorithm::RS256), &claims(FAR), &rsa).unwrap()).is_some());
-    assert!(verifier.verify(&encode(&Header::new(Algorithm::RS512), &claims(FAR), &rsa).unwrap()).is_none());
+    assert!(
+        verifier
+            .verify(&encode(&Header::new(Algorithm::RS256), &claims(FAR_FUTURE), &rsa).unwrap())
+            .is_some()
+    );
+    assert!(
+        verifier
+            .verify(&encode(&Header::new(Algorithm::RS512), &claims(FAR_FUTURE), &rsa).unwrap())
+            .is_none()
+    );
 }
 
 #[test]
 fn a_public_key_is_not_taken_for_a_shared_secret() {
     // The classic attack: an HS256 token "signed" with the bytes of the public key.
-    let token = sign(JWKS, &claims(FAR)).unwrap();
+    let token = sign(JWKS, &claims(FAR_FUTURE)).unwrap();
     assert!(jwks_verifier().verify(&token).is_none());
 }
 
@@ -201,12 +220,12 @@ fn a_file_without_keys_is_refused_with_the_name_of_the_setting() {
 #[test]
 fn a_verified_token_does_not_make_others_valid() {
     let verifier = from_secret(SECRET);
-    let genuine = sign(SECRET, &claims(FAR)).unwrap();
+    let genuine = sign(SECRET, &claims(FAR_FUTURE)).unwrap();
     for _ in 0..2 {
-        assert_eq!(verifier.verify(&genuine).as_deref(), Some(&claims(FAR)));
+        assert_eq!(verifier.verify(&genuine).as_deref(), Some(&claims(FAR_FUTURE)));
     }
     let (payload, signature) = genuine.rsplit_once('.').unwrap();
-    let forged = sign("another secret of 32 bytes or more", &claims(FAR)).unwrap();
+    let forged = sign("another secret of 32 bytes or more", &claims(FAR_FUTURE)).unwrap();
     let (_, other) = forged.rsplit_once('.').unwrap();
     assert_eq!(verifier.verify(&format!("{payload}.{other}")), None);
     assert_eq!(verifier.verify(payload), None);

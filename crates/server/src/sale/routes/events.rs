@@ -28,7 +28,7 @@ use crate::http::sale_error::SaleError;
 use crate::sale::event_ring::{SaleSubscription, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
-const ALIVE: Bytes = Bytes::from_static(b": heartbeat\n\n");
+const HEARTBEAT_FRAME: Bytes = Bytes::from_static(b": heartbeat\n\n");
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Tells nginx not to buffer the stream.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -126,7 +126,7 @@ impl SaleEventStream {
             return Some(first);
         }
         tokio::select! {
-            frames = tokio::time::timeout(HEARTBEAT, self.subscription.next()) => frames.unwrap_or(Some(ALIVE)),
+            frames = tokio::time::timeout(HEARTBEAT, self.subscription.next()) => frames.unwrap_or(Some(HEARTBEAT_FRAME)),
             () = self.closing.cancelled() => None,
         }
     }
@@ -150,7 +150,7 @@ mod tests {
             SaleEventStream { first: None, subscription, closing: CancellationToken::new(), _permit: None };
         let start = Instant::now();
         for n in 1..=3 {
-            assert_eq!(stream.next().await, Some(ALIVE));
+            assert_eq!(stream.next().await, Some(HEARTBEAT_FRAME));
             assert_eq!(start.elapsed().as_secs(), 30 * n);
         }
         tokio::time::advance(HEARTBEAT / 2).await;
@@ -158,7 +158,7 @@ mod tests {
         let frames = stream.next().await.expect("an event");
         assert!(frames.starts_with(b"event: state-change\n"), "{frames:?}");
         let since = Instant::now();
-        assert_eq!(stream.next().await, Some(ALIVE));
+        assert_eq!(stream.next().await, Some(HEARTBEAT_FRAME));
         assert_eq!(since.elapsed().as_secs(), 30, "after the last event");
     }
 

@@ -21,12 +21,12 @@ fn name(text: &str) -> ConfigName {
     ConfigName::parse(text).unwrap()
 }
 
-fn wish(event: &str, config: &str, requested_ms: i64) -> Assign {
+fn assignment(event: &str, config: &str, requested_ms: i64) -> Assign {
     Assign { event: EventId::parse(event).unwrap(), config: name(config), requested: at(requested_ms) }
 }
 
 fn slot(event: &str, config: &str) -> Slot {
-    let Assign { event, config, requested } = wish(event, config, 0);
+    let Assign { event, config, requested } = assignment(event, config, 0);
     Slot { event, config, requested, window_start: at(0), scheduled: at(7) }
 }
 
@@ -99,11 +99,11 @@ fn model(
 
 prop_compose! {
     /// Few events, times and configs, so that they collide; `c` is not configured.
-    fn batch()(wishes in prop::collection::vec(
+    fn batch()(assignments in prop::collection::vec(
         (0_u32..60, prop::sample::select(vec!["a", "a", "a", "b", "c"]), -2_i64..8, prop::sample::select(vec![0, 0, 400, 999])), 1..80,
     )) -> Vec<Assign> {
-        let wish = |(event, config, window, into): (u32, &str, i64, i64)| wish(&format!("e{event}"), config, window * 1_000 + into);
-        wishes.into_iter().map(wish).collect()
+        let assignment = |(event, config, window, into): (u32, &str, i64, i64)| assignment(&format!("e{event}"), config, window * 1_000 + into);
+        assignments.into_iter().map(assignment).collect()
     }
 }
 
@@ -162,7 +162,7 @@ proptest! {
 #[test]
 fn slots_inserted_by_other_transactions_replace_planned_ones() {
     let pace = Pace::new(9, Duration::from_millis(WINDOW_MS)).unwrap();
-    let batch = [wish("e", "a", 0), wish("f", "a", 0), wish("e", "a", 0)];
+    let batch = [assignment("e", "a", 0), assignment("f", "a", 0), assignment("e", "a", 0)];
     let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 100);
     place_all(&mut plan, &Counters::new(), 1);
     plan.use_existing([slot("e", "b")]);
@@ -175,7 +175,7 @@ fn slots_inserted_by_other_transactions_replace_planned_ones() {
 #[test]
 fn locked_windows_are_reported_and_no_event_is_refused() {
     let pace = Pace::new(1, Duration::from_millis(WINDOW_MS)).unwrap();
-    let batch = [wish("e", "a", 0), wish("f", "a", 0)];
+    let batch = [assignment("e", "a", 0), assignment("f", "a", 0)];
     let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 1);
     let PlanStep::Load(needs) = plan.place(|| 0) else { panic!("nothing is known yet") };
     assert_eq!(needs, [WindowQuery { config: &batch[0].config, from: at(0), events: 2 }]);

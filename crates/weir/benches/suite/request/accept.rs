@@ -19,7 +19,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> 
     eprintln!("measuring: {name}");
     let server = Server::start(bench, &name, engines, &[API_ONLY]).await?;
     let report = server.load("accept", closed_loop(bench)).await?;
-    let failures = server.hold_to_account(report.expected()).await;
+    let failures = server.stop_and_audit(report.expected()).await;
     Ok(Run { row: Row::from_report(&report), failures })
 }
 
@@ -31,6 +31,6 @@ pub(crate) async fn measure_at_rate(bench: &Bench, engines: Engines<'_>) -> Resu
     let options = LoadOptions { rate_per_s: NonZeroU32::new(RATE), ..closed_loop(bench) };
     let report = server.load("rate", options).await?;
     server.finished().await?;
-    let failures = server.hold_to_account(report.expected()).await;
+    let failures = server.stop_and_audit(report.expected()).await;
     Ok(Run { row: Row::from_report(&report), failures })
 }

@@ -44,7 +44,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> 
         sleep(IDLE).await;
     }
     server.finished().await?;
-    let failures = server.hold_to_account(CALLS as u64).await;
+    let failures = server.stop_and_audit(CALLS as u64).await;
     let [p50, p99] = percentiles_ms(latencies, [50, 99]);
     let row = Row { p50_ms: Some(p50), p99_ms: Some(p99), ..Row::without_latency(name, 0.0, 0) };
     Ok(Run { row, failures })

@@ -18,7 +18,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> 
     let report = server.load("whole", closed_loop(bench)).await?;
     let completed = server.finished().await?;
     let rate = completed as f64 / began.elapsed().as_secs_f64();
-    let failures = server.hold_to_account(report.expected()).await;
+    let failures = server.stop_and_audit(report.expected()).await;
     let row = Row { requests_per_s: rate, ..Row::from_report(&report) };
     Ok(Run { row, failures })
 }

@@ -11,7 +11,7 @@ use crate::results::Row;
 /// The tables that Weir uses.
 const TABLES: &str = include_str!("../../../../store-postgres/migrations/0004_slot.sql");
 const FUNCTION: &str = include_str!("baseline.sql");
-const TOUCHED: &str = "rate_limit_window_counter, rate_limit_event_slot";
+const BATCH_TABLES: &str = "rate_limit_window_counter, rate_limit_event_slot";
 /// In windows, as in Weir.
 const HEADROOM: u64 = 100;
 const WINDOW_MS: u64 = 4_000;
@@ -32,8 +32,8 @@ impl<'a> Baseline<'a> {
     pub(crate) async fn measure(&self, bench: &Bench) -> Result<Row> {
         let name = "pgbench, one event a transaction";
         eprintln!("measuring: {name}");
-        self.postgres.baselines().execute(&format!("TRUNCATE {TOUCHED}")).await;
-        self.postgres.tidy(TOUCHED).await;
+        self.postgres.baselines().execute(&format!("TRUNCATE {BATCH_TABLES}")).await;
+        self.postgres.tidy(BATCH_TABLES).await;
         let measured = self.pgbench.measure(bench, name.to_owned(), &[]).await?;
         self.check(measured.transactions).await?;
         Ok(measured.row)

@@ -59,7 +59,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, uploads: u64) -
     let answers = try_join_all(parts).await.with_context(|| format!("load {name}"))?;
     let problems = answers.iter().filter_map(|answers| answers.problem(each));
     let mut failures: Vec<_> = problems.map(|problem| format!("{name}: {problem}")).collect();
-    failures.extend(server.hold_to_account(events..=events).await);
+    failures.extend(server.stop_and_audit(events..=events).await);
     let new: u64 = answers.iter().map(|answers| answers.new).sum();
     let took = answers.iter().map(|answers| answers.took).max().unwrap_or_default();
     let rate = new as f64 / took.as_secs_f64();

@@ -47,7 +47,7 @@ pub(crate) async fn measure(bench: &Bench, postgres: &Postgres) -> Result<Found>
     let name = format!("{} / none, median latency", full.server.name);
     let ratio = full.medians_ms / empty.medians_ms;
     for side in [empty, full] {
-        let failures = side.server.hold_to_account(side.slots..).await;
+        let failures = side.server.stop_and_audit(side.slots..).await;
         runs.iter_mut().last().context("there were turns")?.failures.extend(failures);
         postgres.drop_database(side.database).await?;
     }

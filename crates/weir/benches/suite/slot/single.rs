@@ -24,7 +24,7 @@ pub(crate) async fn measure(bench: &Bench, postgres: &Postgres) -> Result<Run> {
     let server = Server::start(bench, &name, engines).await?;
     let report = load(bench, &name, &server.url, "single", CLIENTS).await?;
     let mut failures = repeats(&report);
-    failures.extend(server.hold_to_account(new(&report)..).await);
+    failures.extend(server.stop_and_audit(new(&report)..).await);
     postgres.drop_database(database).await?;
     Ok(Run { row: Row::from_report(&report), failures })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::fixtures::{TestGateway, answer};
-use crate::fixtures::PATIENCE;
+use crate::fixtures::TEST_TIMEOUT;
 
 #[tokio::test]
 async fn a_disconnect_before_the_response_cancels_the_call() {
@@ -53,11 +53,11 @@ async fn a_stop_waits_for_a_response_to_end() {
     caller.head().await;
     assert_eq!(caller.chunk().await, b"first");
     gateway.running.weir.terminate();
-    gateway.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+    gateway.running.weir.wait_for_log(|line| line.contains("stopping"), TEST_TIMEOUT).await;
     upstream.send("4\r\nlast\r\n0\r\n\r\n").await;
     assert_eq!(caller.chunk().await, b"last");
     assert_eq!(caller.chunk().await, b"");
-    assert!(gateway.running.weir.wait(PATIENCE).await.success());
+    assert!(gateway.running.weir.wait(TEST_TIMEOUT).await.success());
 }
 
 #[tokio::test]

@@ -5,10 +5,8 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::raw_connection::{Listener, RawConnection};
 
-use crate::fixtures::{Running, Store};
+use crate::fixtures::{FAR_FUTURE, Running, Store};
 
-/// Far in the future, in seconds since 1970.
-const FAR: u64 = 4_000_000_000;
 /// Limits that no test reaches: tiers are tested elsewhere.
 const HIGH_LIMITS: [(&str, &str); 3] = [
     ("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "1000000"),
@@ -87,7 +85,7 @@ impl TestGateway {
 
 pub(super) fn token(running: &Running, user: &str) -> String {
     let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
-    let claims = Claims { sub: user.into(), exp: FAR, tenant_id: None, scope: None };
+    let claims = Claims { sub: user.into(), exp: FAR_FUTURE, tenant_id: None, scope: None };
     jwt::sign(&secret, &claims).unwrap()
 }
 

@@ -10,7 +10,7 @@ use weir_testkit::http::{Client, Response};
 use weir_testkit::{postgres, redis, skip, wait};
 
 use super::fixtures::{error, token};
-use crate::fixtures::{InProcess, PATIENCE, Running, Store, weir};
+use crate::fixtures::{FAR_FUTURE, InProcess, Running, Store, TEST_TIMEOUT, weir};
 
 /// A client with a token for `user`.
 fn caller(running: &Running, user: &str) -> Client {
@@ -310,7 +310,7 @@ async fn of_200_concurrent_free_calls_to_two_servers_on_one_redis_exactly_8_pass
     };
     let servers = join_all([spawn(), spawn()]).await;
     for server in &servers {
-        wait::until("health is good", PATIENCE, async || {
+        wait::until("health is good", TEST_TIMEOUT, async || {
             Client::new(server.base_url()).get("/health").await.unwrap().status == 200
         })
         .await;
@@ -320,7 +320,7 @@ async fn of_200_concurrent_free_calls_to_two_servers_on_one_redis_exactly_8_pass
     let mut count = 200;
     for attempt in 0..20 {
         let user = format!("user-{attempt}");
-        let claims = Claims { sub: user.clone(), exp: 4_000_000_000, tenant_id: None, scope: None };
+        let claims = Claims { sub: user.clone(), exp: FAR_FUTURE, tenant_id: None, scope: None };
         let bearer = format!("Bearer {}", jwt::sign(secret, &claims).unwrap());
         let callers: Vec<_> = servers
             .iter()

@@ -18,7 +18,7 @@ use self::Expected::{Answered, Closed, Either, Refused};
 use self::recorder::{Message, Recorder, read_answers};
 use self::requests::{LENGTH_AND_CHUNKS, REQUESTS};
 use super::fixtures::{TestGateway, answer, token};
-use crate::fixtures::PATIENCE;
+use crate::fixtures::TEST_TIMEOUT;
 
 /// The expected outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ async fn exchange(address: SocketAddr, bytes: &[u8], size: usize) -> Vec<u8> {
     }
     let mut received = Vec::new();
     let reading = async { while let Ok(1..) = stream.read_buf(&mut received).await {} };
-    tokio::time::timeout(PATIENCE, reading).await.expect("the server must close the connection");
+    tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("the server must close the connection");
     received
 }
 

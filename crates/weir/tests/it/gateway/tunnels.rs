@@ -6,7 +6,7 @@ use weir_testkit::raw_connection::RawConnection;
 use weir_testkit::wait;
 
 use super::fixtures::{TestGateway, answer};
-use crate::fixtures::PATIENCE;
+use crate::fixtures::TEST_TIMEOUT;
 
 const UPGRADE: [&str; 4] = [
     "Connection: keep-alive, Upgrade",
@@ -103,7 +103,7 @@ async fn an_idle_tunnel_is_closed_and_its_connection_no_longer_counted() {
     assert_eq!(caller.rest().await, b"");
     assert_eq!(upstream.rest().await, b"");
     let client = gateway.running.client();
-    wait::until("the closed tunnel is no longer counted", PATIENCE, async || {
+    wait::until("the closed tunnel is no longer counted", TEST_TIMEOUT, async || {
         let text = client.get("/metrics").await.unwrap().body;
         String::from_utf8_lossy(&text).contains("weir_http_connections 1\n")
     })
@@ -115,7 +115,7 @@ async fn a_stop_closes_tunnels_in_time() {
     let mut gateway = TestGateway::start_with(&[("WEIR_HTTP_SHUTDOWN_TIMEOUT", "20s")]).await;
     let (mut caller, mut upstream) = tunnel(&mut gateway).await;
     gateway.running.weir.terminate();
-    gateway.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+    gateway.running.weir.wait_for_log(|line| line.contains("stopping"), TEST_TIMEOUT).await;
     caller.send("still").await;
     upstream.expect("still").await;
     let status = gateway.running.weir.wait(Duration::from_secs(60)).await;

@@ -7,7 +7,9 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::wait;
 
 use super::fixtures::{DOWN, Fleet, Load, outage_event, redis_without_persistence, send, skipped};
-use crate::fixtures::{PATIENCE, configure, deliveries, operator, send_in_parallel, wait_until_delivered};
+use crate::fixtures::{
+    TEST_TIMEOUT, configure, deliveries, operator, send_in_parallel, wait_until_delivered,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_redis_failure_under_load_lets_a_user_exceed_the_limit() {
@@ -82,7 +84,7 @@ async fn new_limits_set_during_a_redis_outage_apply_when_it_is_back() {
     let counts = send_in_parallel(&fleet.clients, "u", 40).await;
     counts.expect(200, 3);
     // The health check may report the end of such a short outage late.
-    wait::until("the end of the outage is logged", PATIENCE, async || {
+    wait::until("the end of the outage is logged", TEST_TIMEOUT, async || {
         fleet.count_lines("Redis is back") == fleet.count_lines(DOWN)
     })
     .await;
@@ -101,7 +103,7 @@ async fn a_redis_outage_is_logged_once_and_causes_no_error() {
         assert_eq!(send(fleet.first(), "u").await, 200);
     }
     assert_eq!(fleet.count_lines(DOWN), 1);
-    wait::until("health reports the outage", PATIENCE, async || {
+    wait::until("health reports the outage", TEST_TIMEOUT, async || {
         fleet.first().get("/health").await.unwrap().status == 503
     })
     .await;

@@ -12,7 +12,7 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::status_counts::StatusCounts;
 use weir_testkit::{skip, wait};
 
-use crate::fixtures::{PATIENCE, configure, message, weir};
+use crate::fixtures::{TEST_TIMEOUT, configure, message, weir};
 
 /// The API's timeout of 2 s, with a margin for a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -50,7 +50,7 @@ impl Fleet {
     /// Waits until the health of every server is good.
     pub(super) async fn wait_until_healthy(&self) {
         for client in &self.clients {
-            wait::until("health is good", PATIENCE, async || {
+            wait::until("health is good", TEST_TIMEOUT, async || {
                 client.get("/health").await.unwrap().status == 200
             })
             .await;
@@ -62,7 +62,7 @@ impl Fleet {
     pub(super) async fn configure(&self, client: &Client, user: &str, limit: u32, minutes: u32) {
         let before = join_all(self.clients.iter().map(invalidations)).await;
         configure(client, user, limit, minutes).await;
-        wait::until("the old hash is invalidated by every server", PATIENCE, async || {
+        wait::until("the old hash is invalidated by every server", TEST_TIMEOUT, async || {
             let now = join_all(self.clients.iter().map(invalidations)).await;
             now.iter().zip(&before).all(|(now, before)| now > before)
         })
@@ -134,7 +134,7 @@ impl Load {
     /// Waits until `more` sends were accepted or the limit is reached.
     pub(super) async fn wait_for_more(&self, more: usize) {
         let from = self.counts.count(200);
-        wait::until("sends are accepted or over the limit", PATIENCE, async || {
+        wait::until("sends are accepted or over the limit", TEST_TIMEOUT, async || {
             self.counts.count(200) >= from + more || self.counts.count(429) > 0
         })
         .await;

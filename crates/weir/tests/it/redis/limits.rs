@@ -6,7 +6,7 @@ use weir_testkit::redis::Server;
 use weir_testkit::wait;
 
 use super::fixtures::{DOWN, Fleet, redis_without_persistence, send, skipped};
-use crate::fixtures::{PATIENCE, configure, operator, send_in_parallel, wait_until_delivered};
+use crate::fixtures::{TEST_TIMEOUT, configure, operator, send_in_parallel, wait_until_delivered};
 
 /// What a test observes of a user while its limits are set, used and replaced.
 #[derive(Debug, PartialEq)]
@@ -93,7 +93,7 @@ async fn the_hash_has_limit_count_and_the_rest_of_the_window_and_new_limits_dele
             break;
         }
         // On a busy machine Redis may be slow; then Postgres decides, there is no hash, and a log line says so.
-        wait::until(&format!("a slow Redis to be the reason for {observed:?}"), PATIENCE, async || {
+        wait::until(&format!("a slow Redis to be the reason for {observed:?}"), TEST_TIMEOUT, async || {
             fleet.count_lines(DOWN) > outages
         })
         .await;
@@ -102,7 +102,7 @@ async fn the_hash_has_limit_count_and_the_rest_of_the_window_and_new_limits_dele
     }
     let [a, b] = [&fleet.clients[0], &fleet.clients[1]];
     assert_eq!(b.delete(&format!("/api/config/{user}")).await.unwrap().status, 204);
-    wait::until("the user is unknown everywhere", PATIENCE, async || send(a, &user).await == 404).await;
+    wait::until("the user is unknown everywhere", TEST_TIMEOUT, async || send(a, &user).await == 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,11 +136,13 @@ async fn the_table_has_the_exact_count_when_a_user_is_idle_and_after_a_stop() {
         assert_eq!(send(fleet.first(), "rests").await, 200);
     }
     assert!(fleet.stored_count("rests").await >= 7, "the stored count is never too low");
-    wait::until("the reservation is given back", PATIENCE, async || fleet.stored_count("rests").await == 7)
-        .await;
+    wait::until("the reservation is given back", TEST_TIMEOUT, async || {
+        fleet.stored_count("rests").await == 7
+    })
+    .await;
     assert_eq!(send(fleet.first(), "stops").await, 200);
     fleet.weirs[0].terminate();
-    assert!(fleet.weirs[0].wait(PATIENCE).await.success());
+    assert!(fleet.weirs[0].wait(TEST_TIMEOUT).await.success());
     assert_eq!(fleet.stored_count("stops").await, 1);
 }
 

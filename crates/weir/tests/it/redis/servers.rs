@@ -8,7 +8,7 @@ use weir_testkit::redis::{Cluster, Options, Reply, Server};
 use weir_testkit::wait;
 
 use super::fixtures::{DOWN, Fleet, redis_without_persistence, send, skipped};
-use crate::fixtures::{PATIENCE, configure, send_in_parallel, weir};
+use crate::fixtures::{TEST_TIMEOUT, configure, send_in_parallel, weir};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_serves_every_user_also_when_a_node_is_lost() {
@@ -65,7 +65,7 @@ async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_logge
         let client = Client::new(weir.base_url());
         configure(&client, "v", 5, 60).await;
         assert_eq!(send(&client, "v").await, 200, "Postgres decides");
-        weir.wait_for_log(|line| line.contains(DOWN), PATIENCE).await;
+        weir.wait_for_log(|line| line.contains(DOWN), TEST_TIMEOUT).await;
         let log = weir.log_lines().join("\n");
         assert!(!log.contains("wr0ng-password") && !log.contains("s3cret-of-redis"));
     }
@@ -83,7 +83,7 @@ async fn a_redis_that_was_demoted_and_promoted_again_grants_nothing_twice() {
     assert_eq!(send(fleet.first(), "u").await, 200);
     let is_copied = async |from: &Server, to: &Server| {
         let count = ["HGET", "RateLimiterCache:u", "currentCount"];
-        wait::until("the copy is there", PATIENCE, async || {
+        wait::until("the copy is there", TEST_TIMEOUT, async || {
             to.try_command(&count).await.is_ok_and(|copy| copy == Reply::Text("1".into()))
                 && from.try_command(&["PING"]).await.is_ok()
         })
@@ -118,8 +118,10 @@ async fn servers_on_different_redis_servers_apply_the_same_new_limits() {
     let (one, two) = tokio::join!(start(&left), start(&right));
     let (a, b) = (Client::new(one.base_url()), Client::new(two.base_url()));
     for client in [&a, &b] {
-        wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
-            .await;
+        wait::until("health is good", TEST_TIMEOUT, async || {
+            client.get("/health").await.unwrap().status == 200
+        })
+        .await;
     }
     configure(&a, "u", 10_000, 600).await;
     for _ in 0..20 {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 
-use super::fixtures::{Api, BOTH, FAR, body, submit};
-use crate::fixtures::{Store, on_each_engine};
+use super::fixtures::{Api, BOTH, body, submit};
+use crate::fixtures::{FAR_FUTURE, Store, on_each_engine};
 
 fn claims(tenant: Option<&str>, scope: Option<&str>, exp: u64) -> Claims {
     Claims { sub: "a@b.c".into(), exp, tenant_id: tenant.map(str::to_owned), scope: scope.map(str::to_owned) }
@@ -23,12 +23,12 @@ fn signed(api: &Api, claims: &Value) -> String {
 async fn only_genuine_unexpired_tokens_are_accepted(store: Store) {
     let api = Api::start(store).await;
     let own = |claims: &Claims| jwt::sign(&api.secret("jwt.secret"), claims).unwrap();
-    let good = own(&claims(Some("acme"), Some(BOTH), FAR));
+    let good = own(&claims(Some("acme"), Some(BOTH), FAR_FUTURE));
     assert_eq!(submit(&api.bearing(&good), &body("k", "pay", json!(1))).await.status, 202);
     let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
-    let payload = part(&format!(r#"{{"sub":"a","exp":{FAR},"tenant_id":"acme","scope":"{BOTH}"}}"#));
+    let payload = part(&format!(r#"{{"sub":"a","exp":{FAR_FUTURE},"tenant_id":"acme","scope":"{BOTH}"}}"#));
     let full = |more: Value| {
-        let mut claims = json!({"sub": "a", "exp": FAR, "tenant_id": "acme", "scope": BOTH});
+        let mut claims = json!({"sub": "a", "exp": FAR_FUTURE, "tenant_id": "acme", "scope": BOTH});
         claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         signed(&api, &claims)
     };
@@ -40,10 +40,10 @@ async fn only_genuine_unexpired_tokens_are_accepted(store: Store) {
         format!("{}.{payload}.", part(r#"{"alg":"None","typ":"JWT"}"#)),
         format!("{}.{payload}.AAAA", part(r#"{"alg":"HS256"}"#)),
         format!("{head}.{payload}.{}", rest.split_once('.').unwrap().1),
-        jwt::sign("another secret, also 32 bytes...", &claims(Some("acme"), Some(BOTH), FAR)).unwrap(),
+        jwt::sign("another secret, also 32 bytes...", &claims(Some("acme"), Some(BOTH), FAR_FUTURE)).unwrap(),
         own(&claims(Some("acme"), Some(BOTH), 1_000_000)),
-        full(json!({"nbf": FAR})),
-        full(json!({"iat": FAR})),
+        full(json!({"nbf": FAR_FUTURE})),
+        full(json!({"iat": FAR_FUTURE})),
         full(json!({"exp": null})),
     ];
     let callers = bad.iter().map(|token| api.bearing(token)).chain([api.running.client()]);
@@ -59,7 +59,7 @@ async fn only_genuine_unexpired_tokens_are_accepted(store: Store) {
 async fn scopes_and_a_tenant_are_needed(store: Store) {
     let api = Api::start(store).await;
     let bearing = |tenant, scope| {
-        api.bearing(&jwt::sign(&api.secret("jwt.secret"), &claims(tenant, scope, FAR)).unwrap())
+        api.bearing(&jwt::sign(&api.secret("jwt.secret"), &claims(tenant, scope, FAR_FUTURE)).unwrap())
     };
     let forbidden = async |caller: &Client, reads: bool| {
         let answer = match reads {

@@ -12,7 +12,7 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::{skip, wait};
 
 use super::fixtures::{Api, body, submit};
-use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, weir};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, audit, on_each_engine, weir};
 
 const CALLERS: usize = 16;
 
@@ -38,7 +38,8 @@ async fn everything_answered_with_202_survives_kill_9(store: Store) {
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| tokio::spawn(submit_until_down(api.caller("acme"), caller, Arc::clone(&count))))
         .collect();
-    wait::until("a few hundred are accepted", PATIENCE, async || count.load(Ordering::SeqCst) > 300).await;
+    wait::until("a few hundred are accepted", TEST_TIMEOUT, async || count.load(Ordering::SeqCst) > 300)
+        .await;
     api.running.weir.kill_9();
     let mut accepted = Vec::new();
     for caller in callers {
@@ -87,7 +88,7 @@ async fn a_silent_store_is_503_in_time_and_the_same_call_is_safe_afterwards() {
     }
     proxy.cut();
     proxy.pass();
-    wait::until("service is back without a restart", PATIENCE, async || {
+    wait::until("service is back without a restart", TEST_TIMEOUT, async || {
         submit(&caller, &body("k0", "pay", json!(0))).await.status == 202
     })
     .await;

@@ -9,10 +9,8 @@ use weir_core::webhook::{SigningSecret, sign};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 
-use crate::fixtures::{PATIENCE, Running, Store};
+use crate::fixtures::{FAR_FUTURE, Running, Store, TEST_TIMEOUT};
 
-/// Far in the future, in seconds since 1970.
-pub(super) const FAR: u64 = 4_000_000_000;
 pub(super) const BOTH: &str = "requests:create requests:read";
 
 /// Encryption keys for servers that share a store.
@@ -40,7 +38,7 @@ impl Api {
     pub(super) fn caller(&self, tenant: &str) -> Client {
         let claims = Claims {
             sub: "a@b.c".into(),
-            exp: FAR,
+            exp: FAR_FUTURE,
             tenant_id: Some(tenant.into()),
             scope: Some(BOTH.into()),
         };
@@ -171,7 +169,7 @@ impl Api {
     }
 
     pub(super) async fn wait_for_log(&self, part: &str) -> String {
-        self.running.weir.wait_for_log(|line| line.contains(part), PATIENCE).await
+        self.running.weir.wait_for_log(|line| line.contains(part), TEST_TIMEOUT).await
     }
 
     pub(super) fn log_lines(&self) -> Vec<String> {

@@ -5,7 +5,7 @@ use weir_testkit::https::HttpsServer;
 use weir_testkit::wait;
 
 use super::fixtures::Api;
-use crate::fixtures::{PATIENCE, Running, Store};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT};
 
 /// Starts a server with a worker that makes one attempt, with long timeouts. Submits a request, and returns it once it is
 /// final.
@@ -23,7 +23,7 @@ async fn final_request(downstream: &str, settings: &[(&str, &str)]) -> Value {
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
     let mut request = Value::Null;
-    wait::until("the request is final", PATIENCE, async || {
+    wait::until("the request is final", TEST_TIMEOUT, async || {
         let Ok(answer) = caller.get(&format!("/v1/requests/{id}?wait=1s")).await else { return false };
         request = answer.json();
         request["status"] == "COMPLETED" || request["failureCode"] != Value::Null

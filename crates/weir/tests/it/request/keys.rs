@@ -8,10 +8,10 @@ use serde_json::json;
 use weir_testkit::wait;
 
 use super::fixtures::{Api, KEYS, get, now};
-use crate::fixtures::{PATIENCE, Store, on_each_engine};
+use crate::fixtures::{Store, TEST_TIMEOUT, on_each_engine};
 
 const OTHER: (&str, &str) = ("WEIR_REQUEST_KEYS", "b:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=");
-const OTHER_OF_THE_SAME_NAME: (&str, &str) =
+const SAME_NAME_OTHER_KEY: (&str, &str) =
     ("WEIR_REQUEST_KEYS", "a:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=");
 
 /// A process that is killed when the test ends.
@@ -34,7 +34,7 @@ async fn fail_to_start(data: &Path, environment: &[(&str, &str)]) -> (Option<i32
     command.envs(environment.iter().copied()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut process = Process(command.spawn().unwrap());
     let mut status = None;
-    wait::until("the server has exited", PATIENCE, async || {
+    wait::until("the server has exited", TEST_TIMEOUT, async || {
         status = process.0.try_wait().unwrap();
         status.is_some()
     })
@@ -81,7 +81,7 @@ async fn a_server_without_the_keys_of_stored_requests_does_not_start() {
     let url = api.running.database.as_ref().unwrap().url();
     let data = tempfile::tempdir().unwrap();
     let store = ("WEIR_STORE", url);
-    for wrong in [OTHER, OTHER_OF_THE_SAME_NAME] {
+    for wrong in [OTHER, SAME_NAME_OTHER_KEY] {
         check(
             fail_to_start(data.path(), &[store, wrong]).await,
             &["WEIR_REQUEST_KEYS", "\"a\"", id.as_str()],

@@ -8,7 +8,7 @@ use weir_testkit::http::Client;
 use weir_testkit::skip;
 
 use super::fixtures::{Api, KEYS, get, now};
-use crate::fixtures::{PATIENCE, Store, on_each_engine};
+use crate::fixtures::{FAR_FUTURE, Store, TEST_TIMEOUT, on_each_engine};
 
 /// Waits for the next change of a request. Returns its status, and how long that took.
 async fn wait(caller: &Client, id: &str, span: &str) -> (Value, Duration) {
@@ -91,7 +91,7 @@ async fn a_stream_has_every_status_and_ends_with_the_final_one(store: Store) {
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!stream.is_finished());
     api.call_back(&id, &json!({"status": "COMPLETED", "result": {"a": [1, 2]}}), now()).await;
-    let answer = tokio::time::timeout(PATIENCE, stream).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, stream).await.unwrap().unwrap();
     assert_eq!(answer.status, 200);
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
     let received = events(&answer.body);
@@ -119,7 +119,7 @@ async fn a_stop_ends_streams_and_waits_cleanly(store: Store) {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let started = Instant::now();
     api.running.weir.terminate();
-    assert!(api.running.weir.wait(PATIENCE).await.success());
+    assert!(api.running.weir.wait(TEST_TIMEOUT).await.success());
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(events(&stream.await.unwrap().body).len(), 1);
     assert_eq!(waiting.await.unwrap().0, "ACCEPTED");
@@ -150,7 +150,7 @@ async fn a_callback_to_another_server_ends_the_wait_here() {
         .await;
     let claims = weir_server::auth::jwt::Claims {
         sub: "a".into(),
-        exp: super::fixtures::FAR,
+        exp: FAR_FUTURE,
         tenant_id: Some("acme".into()),
         scope: Some(super::fixtures::BOTH.into()),
     };

@@ -13,8 +13,10 @@ use weir_testkit::postgres::{Database, Server};
 use weir_testkit::process::{Builder, Weir};
 use weir_testkit::{skip, wait};
 
-use super::fixtures::{Api, BOTH, FAR, body, submit};
-use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, unhurried_weir};
+use super::fixtures::{Api, BOTH, body, submit};
+use crate::fixtures::{
+    FAR_FUTURE, Running, Store, TEST_TIMEOUT, audit, on_each_engine, weir_with_long_timeouts,
+};
 
 /// All roles, and a lease that a test can wait for: a second longer than a call may take.
 const WORKING: [(&str, &str); 4] = [
@@ -29,7 +31,7 @@ async fn working(store: Store) -> Api {
 }
 
 async fn wait_until_completed(caller: &Client, id: &str) {
-    wait::until("the request is completed", PATIENCE, async || {
+    wait::until("the request is completed", TEST_TIMEOUT, async || {
         let answer = caller.get(&format!("/v1/requests/{id}?wait=1s")).await;
         answer.is_ok_and(|answer| answer.json()["status"] == "COMPLETED")
     })
@@ -60,7 +62,7 @@ async fn a_hundred_concurrent_submissions_of_one_key_are_processed_once(store: S
     wait_until_completed(&caller, ids.first().unwrap()).await;
     // The log line is written after the work.
     let claims = || api.log_lines().iter().filter(|line| line.contains("ACCEPTED->IN_PROGRESS")).count();
-    wait::until("the claim is logged", PATIENCE, async || claims() >= 1).await;
+    wait::until("the claim is logged", TEST_TIMEOUT, async || claims() >= 1).await;
     assert_eq!(claims(), 1);
 }
 
@@ -90,7 +92,7 @@ async fn every_accepted_request_is_completed_after_kill_9(store: Store) {
     for id in &accepted {
         wait_until_completed(&caller, id).await;
     }
-    wait::until("nothing is in flight", PATIENCE, async || {
+    wait::until("nothing is in flight", TEST_TIMEOUT, async || {
         audit(&api.operator()).await["request"]["inFlight"] == 0
     })
     .await;
@@ -106,7 +108,7 @@ const SECRET: &str = "development-only-jwt-secret-32-bytes";
 const KEYS: &str = "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
 fn on(database: &Database, broker: &str, roles: &str) -> Builder {
-    unhurried_weir()
+    weir_with_long_timeouts()
         .env("WEIR_STORE", database.url())
         .env("WEIR_BROKER", broker)
         .env("WEIR_KAFKA_GROUP", "request-work")
@@ -116,8 +118,12 @@ fn on(database: &Database, broker: &str, roles: &str) -> Builder {
 }
 
 fn caller(weir: &Weir) -> Client {
-    let claims =
-        Claims { sub: "a@b.c".into(), exp: FAR, tenant_id: Some("acme".into()), scope: Some(BOTH.into()) };
+    let claims = Claims {
+        sub: "a@b.c".into(),
+        exp: FAR_FUTURE,
+        tenant_id: Some("acme".into()),
+        scope: Some(BOTH.into()),
+    };
     let token = jwt::sign(SECRET, &claims).unwrap();
     Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
 }
@@ -131,7 +137,8 @@ async fn with_kafka_a_job_is_published_after_its_commit_or_by_the_reconciler_whe
     let database = Server::shared().database("request_kafka").await;
     let api = on(&database, &broker.url(), "api,reconciler").spawn().await;
     let caller = caller(&api);
-    wait::until("Kafka answers", PATIENCE, async || caller.get("/health").await.unwrap().status == 200).await;
+    wait::until("Kafka answers", TEST_TIMEOUT, async || caller.get("/health").await.unwrap().status == 200)
+        .await;
     assert_eq!(submit(&caller, &body("first", "pay", json!(1))).await.json()["status"], "ACCEPTED");
     broker.stop().await;
     let stranded = submit(&caller, &body("stranded", "pay", json!(1))).await;

@@ -8,11 +8,13 @@ use serde_json::json;
 use weir_testkit::http::Client;
 use weir_testkit::skip;
 
-use super::fixtures::{CROWDED, UNTHROTTLED, active, attempt, many_connections, purchase, status};
+use super::fixtures::{
+    MANY_CALLERS, UNTHROTTLED, attempt, create_active, many_connections, purchase, status,
+};
 use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
 /// All buyers try at once, spread over the servers. Returns purchase numbers by buyer, and counts by error code.
-pub(super) async fn rush(
+pub(super) async fn buy_in_parallel(
     clients: &[Client],
     sku: &str,
     buyers: impl Iterator<Item = String>,
@@ -46,15 +48,15 @@ async fn expect_audit(operator: &Client, sku: &str, stock: u32, sold: u32) {
 
 async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
     let _turn = many_connections().await;
-    let running = Running::start_with(store, &CROWDED).await;
-    let second = if store == Store::Postgres { Some(running.second_with(&CROWDED).await) } else { None };
+    let running = Running::start_with(store, &MANY_CALLERS).await;
+    let second = if store == Store::Postgres { Some(running.second_with(&MANY_CALLERS).await) } else { None };
     let clients: Vec<Client> =
         [Some(running.client()), second.as_ref().map(|weir| Client::new(weir.base_url()))]
             .into_iter()
             .flatten()
             .collect();
-    active(&running.operator(), "W", 100).await;
-    let (bought, refused) = rush(&clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
+    create_active(&running.operator(), "W", 100).await;
+    let (bought, refused) = buy_in_parallel(&clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
     assert_eq!(bought.len(), 100, "exactly the stock is sold");
     assert_eq!(
         refused,
@@ -77,7 +79,7 @@ async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
 async fn one_buyer_with_many_concurrent_attempts_gets_one_unit(store: Store) {
     let running = Running::start_with(store, &[UNTHROTTLED]).await;
     let client = running.client();
-    active(&running.operator(), "W", 100).await;
+    create_active(&running.operator(), "W", 100).await;
     let attempts = (0..500).map(|_| attempt(&client, "W", "the-same"));
     let answers: Vec<_> = stream::iter(attempts).buffer_unordered(100).collect().await;
     let bought = answers.iter().filter(|answer| answer.json()["success"] == true).count();
@@ -91,7 +93,7 @@ async fn one_buyer_with_many_concurrent_attempts_gets_one_unit(store: Store) {
 
 async fn purchases_survive_kill_9_and_every_unit_is_sold_once(store: Store) {
     let mut running = Running::start(store).await;
-    active(&running.operator(), "W", 400).await;
+    create_active(&running.operator(), "W", 400).await;
     let client = running.client();
     let mut acknowledged: BTreeMap<String, String> = BTreeMap::new();
     for round in 0..3 {
@@ -127,7 +129,8 @@ async fn purchases_survive_kill_9_and_every_unit_is_sold_once(store: Store) {
     for (buyer, number) in &acknowledged {
         assert_eq!(purchase(&client, "W", buyer).await.json()["data"]["purchaseNo"], **number, "{buyer}");
     }
-    let (bought, _) = rush(std::slice::from_ref(&client), "W", (0..500).map(|n| format!("last-{n}"))).await;
+    let (bought, _) =
+        buy_in_parallel(std::slice::from_ref(&client), "W", (0..500).map(|n| format!("last-{n}"))).await;
     let numbers: BTreeSet<&String> = acknowledged.values().chain(bought.values()).collect();
     assert_eq!(numbers.len(), acknowledged.len() + bought.len(), "no purchase number is used twice");
     expect_audit(&running.operator(), "W", 400, 400).await;
@@ -140,11 +143,12 @@ async fn the_other_server_continues_the_sale_of_a_killed_one() {
     }
     let mut running = Running::start(Store::Postgres).await;
     let other = running.second().await;
-    active(&running.operator(), "W", 50).await;
-    let (first, _) = rush(&[running.client()], "W", (0..20).map(|n| format!("a{n}"))).await;
+    create_active(&running.operator(), "W", 50).await;
+    let (first, _) = buy_in_parallel(&[running.client()], "W", (0..20).map(|n| format!("a{n}"))).await;
     running.weir.kill_9();
     let client = Client::new(other.base_url());
-    let (second, refused) = rush(std::slice::from_ref(&client), "W", (0..100).map(|n| format!("b{n}"))).await;
+    let (second, refused) =
+        buy_in_parallel(std::slice::from_ref(&client), "W", (0..100).map(|n| format!("b{n}"))).await;
     assert_eq!((first.len(), second.len(), refused["SOLD_OUT"]), (20, 30, 70));
     expect_audit(&operator(&other), "W", 50, 50).await;
 }

@@ -7,8 +7,8 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::fixtures::{active, buy};
-use crate::fixtures::{PATIENCE, operator, weir};
+use super::fixtures::{buy, create_active};
+use crate::fixtures::{TEST_TIMEOUT, operator, weir};
 
 async fn start() -> (Weir, Server, Database) {
     let database = postgres::Server::shared().database("sale").await;
@@ -27,7 +27,7 @@ async fn letters(operator: &Client) -> Vec<Value> {
 async fn letter(operator: &Client) -> Value {
     let mut found = Vec::new();
     // The retries before it is given up take half a minute.
-    wait::until("there is a dead letter", PATIENCE * 6, async || {
+    wait::until("there is a dead letter", TEST_TIMEOUT * 6, async || {
         found = letters(operator).await;
         !found.is_empty()
     })
@@ -38,7 +38,7 @@ async fn letter(operator: &Client) -> Value {
 
 /// Waits until the stream is empty: entries are removed once they are persisted or dead letters.
 async fn expect_empty(redis: &Server) {
-    wait::until("the stream is empty", PATIENCE, async || {
+    wait::until("the stream is empty", TEST_TIMEOUT, async || {
         redis.command(&["XLEN", "sale:{W}:stream"]).await.integer() == 0
     })
     .await;
@@ -57,7 +57,7 @@ async fn an_invalid_entry_is_a_dead_letter_until_it_is_discarded() {
     }
     let (weir, redis, _database) = start().await;
     let operator = operator(&weir);
-    active(&operator, "W", 5).await;
+    create_active(&operator, "W", 5).await;
     redis.command(&["XADD", "sale:{W}:stream", "*", "what", "nonsense"]).await;
     let dead = letter(&operator).await;
     assert_eq!((&dead["topic"], &dead["key"]), (&json!("sale-purchases"), &json!("W")));
@@ -85,7 +85,7 @@ async fn a_purchase_that_the_store_refuses_delays_no_others_and_can_be_replayed(
     }
     let (weir, redis, database) = start().await;
     let (operator, client) = (operator(&weir), Client::new(weir.base_url()));
-    active(&operator, "W", 50).await;
+    create_active(&operator, "W", 50).await;
     database.execute("ALTER TABLE purchases ADD CONSTRAINT nobody CHECK (user_id <> 'refused')").await;
     let number = buy(&client, "W", "refused").await.expect("Redis sells");
     for n in 0..9 {
@@ -95,7 +95,7 @@ async fn a_purchase_that_the_store_refuses_delays_no_others_and_can_be_replayed(
         let audit = operator.get("/admin/audit").await.expect("an answer").json();
         audit["sale"]["items"][0]["persisted"].as_u64()
     };
-    wait::until("the other purchases are persisted", PATIENCE * 2, async || persisted().await == Some(9))
+    wait::until("the other purchases are persisted", TEST_TIMEOUT * 2, async || persisted().await == Some(9))
         .await;
     let dead = letter(&operator).await;
     assert_eq!((&dead["topic"], &dead["attempts"]), (&json!("sale-purchases"), &json!(4)));
@@ -106,8 +106,10 @@ async fn a_purchase_that_the_store_refuses_delays_no_others_and_can_be_replayed(
     assert_eq!((&audit["ok"], &audit["sale"]["items"][0]["sold"]), (&json!(false), &json!(10)), "{audit}");
     database.execute("ALTER TABLE purchases DROP CONSTRAINT nobody").await;
     replay(&operator, &dead).await;
-    wait::until("the replayed purchase is persisted", PATIENCE * 2, async || persisted().await == Some(10))
-        .await;
+    wait::until("the replayed purchase is persisted", TEST_TIMEOUT * 2, async || {
+        persisted().await == Some(10)
+    })
+    .await;
     assert_eq!(letters(&operator).await, Vec::<Value>::new());
     let rows = database.query_strings("SELECT number::text FROM purchases WHERE user_id = 'refused'").await;
     let persisted_number: u32 = rows[0][0].as_deref().unwrap().parse().unwrap();

@@ -4,8 +4,8 @@ use http::Method;
 use serde_json::{Value, json};
 use weir_testkit::http::Client;
 
-use super::fixtures::{Listener, active, attempt, purchase, status};
-use crate::fixtures::{PATIENCE, Running, Store};
+use super::fixtures::{Listener, attempt, create_active, purchase, status};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT};
 
 fn expect_limited(response: &weir_testkit::http::Response) {
     assert_eq!(response.status, 429, "{:?}", response.body);
@@ -21,7 +21,7 @@ async fn a_user_with_too_many_attempts_is_throttled_and_others_are_not() {
     // The number of attempts below is small enough for a slow machine to make them within a second.
     let running = Running::start_with(Store::Embedded, &[("WEIR_SALE_USER_PER_SECOND", "3")]).await;
     let client = running.client();
-    active(&running.operator(), "W", 100).await;
+    create_active(&running.operator(), "W", 100).await;
     let hurried: Vec<_> =
         futures_util::future::join_all((0..60).map(|_| attempt(&client, "W", "hurry"))).await;
     let limited: Vec<_> = hurried.iter().filter(|answer| answer.status == 429).collect();
@@ -59,12 +59,12 @@ async fn an_address_with_too_many_requests_is_throttled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_per_address_are_limited_and_a_closed_one_makes_room() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "2")]).await;
-    active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "W", 5).await;
     let connect = async || Listener::connect(running.weir.addr(), "", None).await;
     let (one, _two) = (connect().await, connect().await);
     assert_eq!((one.status(), connect().await.status()), ("200", "429"));
     drop(one);
-    weir_testkit::wait::until("the closed stream has made room", PATIENCE, async || {
+    weir_testkit::wait::until("the closed stream has made room", TEST_TIMEOUT, async || {
         connect().await.status() == "200"
     })
     .await;
@@ -109,7 +109,7 @@ async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
     let settings = [("WEIR_SALE_CHALLENGE", url.as_str()), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     let client = running.client();
-    active(&running.operator(), "W", 10).await;
+    create_active(&running.operator(), "W", 10).await;
     let none = attempt(&client, "W", "no-token").await;
     assert_eq!((none.status, &none.json()["error"]["code"]), (200, &json!("CHALLENGE_REQUIRED")));
     for (n, (verdict, is_admitted)) in [
@@ -138,7 +138,7 @@ async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
 async fn a_silent_verifier_admits_nobody() {
     let settings = [("WEIR_SALE_CHALLENGE", "http://127.0.0.1:1/"), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
     let running = Running::start_with(Store::Embedded, &settings).await;
-    active(&running.operator(), "W", 10).await;
+    create_active(&running.operator(), "W", 10).await;
     let answer = with_token(&running.client(), "a", &json!({"success": true})).await;
     assert_eq!(answer["error"]["code"], "SERVICE_UNAVAILABLE");
     assert_eq!(answer["error"]["message"], "Service temporarily unavailable. Please try again.");

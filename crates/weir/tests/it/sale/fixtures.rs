@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use crate::fixtures::PATIENCE;
+use crate::fixtures::TEST_TIMEOUT;
 
 /// Connections of a test that opens many.
 const CONNECTIONS: u64 = 10_000;
@@ -35,11 +35,11 @@ pub(super) async fn many_connections() -> MutexGuard<'static, ()> {
 
 /// Capacity and timeouts for ten thousand concurrent calls on a slow machine. Opening so many connections may take long,
 /// and idle ones would be closed meanwhile.
-pub(super) const CROWDED: [(&str, &str); 3] =
+pub(super) const MANY_CALLERS: [(&str, &str); 3] =
     [("WEIR_HTTP_TIMEOUT", "120s"), ("WEIR_HTTP_READ_TIMEOUT", "120s"), ("WEIR_LANE_CAPACITY", "20000")];
 
 /// The time `ms` milliseconds from now, as the API writes it.
-pub(super) fn in_ms(ms: i64) -> String {
+pub(super) fn ms_from_now(ms: i64) -> String {
     let at = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(ms);
     at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
@@ -63,15 +63,15 @@ pub(super) async fn create(operator: &Client, product: &Value) -> Value {
 
 /// Creates a product whose sale starts soon and lasts `lasts_ms`. The server refuses a start in the past, so the start is
 /// as far away as a response of the API may take.
-pub(super) async fn soon(operator: &Client, sku: &str, stock: u32, lasts_ms: i64) {
+pub(super) async fn create_soon(operator: &Client, sku: &str, stock: u32, lasts_ms: i64) {
     const LEAD_MS: i64 = 2_000;
-    create(operator, &product(sku, stock, &in_ms(LEAD_MS), &in_ms(LEAD_MS + lasts_ms))).await;
+    create(operator, &product(sku, stock, &ms_from_now(LEAD_MS), &ms_from_now(LEAD_MS + lasts_ms))).await;
 }
 
 /// Creates a product and waits until its sale is active. It stays active for an hour.
-pub(crate) async fn active(operator: &Client, sku: &str, stock: u32) {
-    soon(operator, sku, stock, 3_600_000).await;
-    becomes(operator, sku, "ACTIVE").await;
+pub(crate) async fn create_active(operator: &Client, sku: &str, stock: u32) {
+    create_soon(operator, sku, stock, 3_600_000).await;
+    wait_for_state(operator, sku, "ACTIVE").await;
 }
 
 pub(super) async fn status(client: &Client, sku: &str) -> Value {
@@ -80,9 +80,11 @@ pub(super) async fn status(client: &Client, sku: &str) -> Value {
     response.json()["data"].clone()
 }
 
-pub(super) async fn becomes(client: &Client, sku: &str, state: &str) {
-    wait::until(&format!("{sku} is {state}"), PATIENCE, async || status(client, sku).await["state"] == state)
-        .await;
+pub(super) async fn wait_for_state(client: &Client, sku: &str, state: &str) {
+    wait::until(&format!("{sku} is {state}"), TEST_TIMEOUT, async || {
+        status(client, sku).await["state"] == state
+    })
+    .await;
 }
 
 /// Tries to buy a unit, and returns the response.
@@ -178,7 +180,7 @@ impl Listener {
 }
 
 async fn in_time<T>(read: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE * 2, read).await.expect("an event must arrive in time")
+    tokio::time::timeout(TEST_TIMEOUT * 2, read).await.expect("an event must arrive in time")
 }
 
 /// Disables the limit of attempts per user.

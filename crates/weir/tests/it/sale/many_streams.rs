@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use super::fixtures::{active, buy, many_connections};
-use crate::fixtures::{PATIENCE, Running, Store};
+use super::fixtures::{buy, create_active, many_connections};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT};
 
 const COUNT: usize = 10_000;
 /// Connections that are opened, and streams that are read, concurrently.
@@ -50,7 +50,7 @@ async fn ten_thousand_streams_are_cheap_and_all_get_the_last_event() {
     let _turn = many_connections().await;
     // All streams come from one address, so its limit is disabled.
     let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "0")]).await;
-    active(&running.operator(), "W", 1).await;
+    create_active(&running.operator(), "W", 1).await;
     let before = running.weir.memory();
     let address = running.weir.addr();
     let streams: Vec<TcpStream> =
@@ -66,7 +66,7 @@ async fn ten_thousand_streams_are_cheap_and_all_get_the_last_event() {
     let streams: Vec<TcpStream> = notified.buffer_unordered(CONCURRENCY).collect().await;
     assert_eq!(streams.len(), COUNT);
     drop(streams);
-    wait::until("the server has noticed all disconnects", PATIENCE * 4, async || {
+    wait::until("the server has noticed all disconnects", TEST_TIMEOUT * 4, async || {
         listeners(&running.client()).await == "0"
     })
     .await;

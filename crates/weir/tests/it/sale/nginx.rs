@@ -10,8 +10,8 @@ use weir_testkit::http::Client;
 use weir_testkit::process::Weir;
 use weir_testkit::{skip, wait};
 
-use super::fixtures::{Listener, UNTHROTTLED, active, buy, status};
-use crate::fixtures::{PATIENCE, Running, Store};
+use super::fixtures::{Listener, UNTHROTTLED, buy, create_active, status};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT};
 
 const CONFIGURATION: &str = include_str!("../../../../../deploy/nginx.conf");
 const TRUSTED: (&str, &str) = ("WEIR_EDGE_TRUSTED_PROXIES", "127.0.0.1");
@@ -51,7 +51,7 @@ impl Nginx {
         let child = command.spawn().expect("nginx starts");
         let nginx = Self { child, address, _directory: directory };
         let client = nginx.client();
-        wait::until("nginx answers", PATIENCE, async || client.get("/livez").await.is_ok()).await;
+        wait::until("nginx answers", TEST_TIMEOUT, async || client.get("/livez").await.is_ok()).await;
         nginx
     }
 
@@ -76,7 +76,7 @@ async fn purchases_and_events_pass_through_nginx_without_delay() {
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED, UNTHROTTLED]).await;
     let nginx = Nginx::start(&running.weir).await;
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     let mut listener = Listener::connect(nginx.address, "?sku=W", None).await;
     assert_eq!(listener.next().await.unwrap().data["stock"], 2);
     assert!(buy(&nginx.client(), "W", "a").await.is_ok());
@@ -85,7 +85,7 @@ async fn purchases_and_events_pass_through_nginx_without_delay() {
     assert!(buy(&nginx.client(), "W", "b").await.is_ok());
     assert_eq!(listener.until("state-change").await.data["reason"], "SOLD_OUT");
     let client = nginx.client();
-    wait::until("the status is no older than a second", PATIENCE, async || {
+    wait::until("the status is no older than a second", TEST_TIMEOUT, async || {
         status(&client, "W").await["stock"] == 0
     })
     .await;
@@ -109,10 +109,10 @@ async fn the_status_of_each_sale_is_cached_for_a_second() {
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
     let nginx = Nginx::start(&running.weir).await;
-    active(&running.operator(), "W", 2).await;
-    active(&running.operator(), "X", 7).await;
+    create_active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "X", 7).await;
     let client = nginx.client();
-    wait::until("a response comes from the cache", PATIENCE, async || {
+    wait::until("a response comes from the cache", TEST_TIMEOUT, async || {
         let answers = join_all((0..5).map(|_| client.get("/api/v1/sales?sku=W"))).await;
         answers.into_iter().any(|answer| answer.unwrap().header("x-cache-status") == Some("HIT"))
     })
@@ -127,7 +127,7 @@ async fn an_address_may_have_five_streams() {
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
     let nginx = Nginx::start(&running.weir).await;
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     let mut streams = Vec::new();
     for _ in 0..5 {
         let stream = Listener::connect(nginx.address, "", None).await;
@@ -138,7 +138,7 @@ async fn an_address_may_have_five_streams() {
     assert_eq!(sixth.status(), "429");
     assert!(sixth.head.iter().any(|line| line.eq_ignore_ascii_case("retry-after: 1")), "{:?}", sixth.head);
     streams.pop();
-    wait::until("a closed stream has made room", PATIENCE, async || {
+    wait::until("a closed stream has made room", TEST_TIMEOUT, async || {
         Listener::connect(nginx.address, "", None).await.status() == "200"
     })
     .await;
@@ -151,10 +151,10 @@ async fn a_flood_from_one_address_is_refused_with_the_apis_error_for_a_while() {
     }
     let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
     let nginx = Nginx::start(&running.weir).await;
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     let client = nginx.client();
     let mut refused = None;
-    wait::until("calls above 100 a second are refused", PATIENCE, async || {
+    wait::until("calls above 100 a second are refused", TEST_TIMEOUT, async || {
         let answers = join_all((0..300).map(|_| client.get("/livez"))).await;
         refused = answers.into_iter().map(Result::unwrap).find(|answer| answer.status == 429);
         refused.is_some()
@@ -167,7 +167,7 @@ async fn a_flood_from_one_address_is_refused_with_the_apis_error_for_a_while() {
         "code": "RATE_LIMITED", "message": "Too many requests. Please try again shortly.", "retryAfter": 1,
     });
     assert_eq!(refused.json(), json!({"success": false, "error": error}), "the same body as Weir's own");
-    wait::until("calls are admitted again", PATIENCE, async || {
+    wait::until("calls are admitted again", TEST_TIMEOUT, async || {
         client.get("/livez").await.unwrap().status == 200
     })
     .await;

@@ -3,13 +3,13 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::fixtures::{active, becomes, buy, create, in_ms, product, purchase, status};
+use super::fixtures::{buy, create, create_active, ms_from_now, product, purchase, status, wait_for_state};
 use crate::fixtures::{Running, Store, audit, on_each_engine};
 
 async fn a_product_is_created_read_changed_and_reset(store: Store) {
     let running = Running::start(store).await;
     let (client, operator) = (running.client(), running.operator());
-    let (start, end) = (in_ms(600_000), in_ms(700_000));
+    let (start, end) = (ms_from_now(600_000), ms_from_now(700_000));
     let made = create(&operator, &product("WIDGET-001", 100, &start, &end)).await;
     let mut expected = product("WIDGET-001", 100, &start, &end);
     expected["state"] = json!("UPCOMING");
@@ -40,7 +40,7 @@ async fn a_product_is_created_read_changed_and_reset(store: Store) {
 
 async fn only_the_operator_may_manage_products(store: Store) {
     let running = Running::start(store).await;
-    create(&running.operator(), &product("W", 1, &in_ms(60_000), &in_ms(70_000))).await;
+    create(&running.operator(), &product("W", 1, &ms_from_now(60_000), &ms_from_now(70_000))).await;
     for client in [running.client(), running.client().with_header("x-admin-key", "wrong")] {
         for (method, path) in [
             (Method::POST, "/api/v1/products"),
@@ -80,22 +80,22 @@ async fn all_invalid_fields_of_a_product_are_named_at_once(store: Store) {
         ("initialStock", json!(1.5)),
         ("initialStock", json!("5")),
         ("initialStock", json!(2_147_483_648_u64)),
-        ("startTime", json!(in_ms(-60_000))),
+        ("startTime", json!(ms_from_now(-60_000))),
         ("startTime", json!("2026-13-01T00:00:00Z")),
-        ("endTime", json!(in_ms(60_000))),
+        ("endTime", json!(ms_from_now(60_000))),
         ("endTime", json!(null)),
     ] {
-        let mut body = product("W", 5, &in_ms(120_000), &in_ms(240_000));
+        let mut body = product("W", 5, &ms_from_now(120_000), &ms_from_now(240_000));
         body[field] = value;
         assert_eq!(fields(&body).await, [field], "{body}");
     }
-    create(&operator, &product("W", 5, &in_ms(120_000), &in_ms(240_000))).await;
+    create(&operator, &product("W", 5, &ms_from_now(120_000), &ms_from_now(240_000))).await;
     assert_eq!(
-        fields(&product("W", 5, &in_ms(120_000), &in_ms(240_000))).await,
+        fields(&product("W", 5, &ms_from_now(120_000), &ms_from_now(240_000))).await,
         ["sku"],
         "the SKU exists already"
     );
-    for (field, value) in [("endTime", json!(in_ms(60_000))), ("initialStock", json!(0))] {
+    for (field, value) in [("endTime", json!(ms_from_now(60_000))), ("initialStock", json!(0))] {
         let refused = operator.put("/api/v1/products/W", &json!({field: value})).await.unwrap();
         assert!(refused.json()["error"]["fields"][field].is_string(), "{:?}", refused.body);
     }
@@ -105,11 +105,11 @@ async fn all_invalid_fields_of_a_product_are_named_at_once(store: Store) {
 async fn a_product_created_again_under_its_sku_is_a_new_sale(store: Store) {
     let running = Running::start_with(store, &[super::fixtures::UNTHROTTLED]).await;
     let (client, operator) = (running.client(), running.operator());
-    active(&operator, "W", 1).await;
+    create_active(&operator, "W", 1).await;
     assert!(buy(&client, "W", "a").await.is_ok());
     assert_eq!(operator.delete("/api/v1/products/W").await.unwrap().status, 200);
     assert_eq!(purchase(&client, "W", "a").await.status, 404);
-    active(&operator, "W", 2).await;
+    create_active(&operator, "W", 2).await;
     assert_eq!(status(&client, "W").await["stock"], 2);
     assert!(buy(&client, "W", "a").await.is_ok(), "the new sale has no purchases");
     assert_eq!(audit(&operator).await["sale"]["sold"], 1);
@@ -122,17 +122,17 @@ async fn a_product_created_on_one_server_is_sold_by_the_other(store: Store) {
     let running = Running::start(store).await;
     let second = running.second().await;
     let other = weir_testkit::http::Client::new(second.base_url());
-    active(&running.operator(), "W", 2).await;
-    becomes(&other, "W", "ACTIVE").await;
+    create_active(&running.operator(), "W", 2).await;
+    wait_for_state(&other, "W", "ACTIVE").await;
     assert!(buy(&other, "W", "a").await.is_ok());
-    weir_testkit::wait::until("the first server shows it", crate::fixtures::PATIENCE, async || {
+    weir_testkit::wait::until("the first server shows it", crate::fixtures::TEST_TIMEOUT, async || {
         status(&running.client(), "W").await["stock"] == 1
     })
     .await;
     assert!(buy(&running.client(), "W", "b").await.is_ok());
-    becomes(&other, "W", "ENDED").await;
+    wait_for_state(&other, "W", "ENDED").await;
     assert_eq!(running.operator().delete("/api/v1/products/W").await.unwrap().status, 200);
-    weir_testkit::wait::until("the other server has removed it", crate::fixtures::PATIENCE, async || {
+    weir_testkit::wait::until("the other server has removed it", crate::fixtures::TEST_TIMEOUT, async || {
         other.get("/api/v1/sales?sku=W").await.unwrap().status == 404
     })
     .await;

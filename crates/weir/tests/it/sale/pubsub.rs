@@ -9,8 +9,8 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::fixtures::{Listener, active, becomes, buy, soon};
-use crate::fixtures::{PATIENCE, operator, weir};
+use super::fixtures::{Listener, buy, create_active, create_soon, wait_for_state};
+use crate::fixtures::{TEST_TIMEOUT, operator, weir};
 
 /// Two servers on one Redis; the far one reaches it through a proxy.
 struct ServerPair {
@@ -38,8 +38,8 @@ impl ServerPair {
 
     /// Creates a sale and subscribes to it on the far server.
     async fn listener(&self, stock: u32) -> Listener {
-        active(&operator(&self.near), "W", stock).await;
-        becomes(&Client::new(self.far.base_url()), "W", "ACTIVE").await;
+        create_active(&operator(&self.near), "W", stock).await;
+        wait_for_state(&Client::new(self.far.base_url()), "W", "ACTIVE").await;
         let mut listener = Listener::connect(self.far.addr(), "?sku=W", None).await;
         assert_eq!(listener.next().await.unwrap().data["stock"], stock);
         listener
@@ -82,7 +82,7 @@ async fn a_sale_created_on_another_server_is_published_here_when_it_starts() {
     let mut listener = pair.listener(5).await;
     let mut all = Listener::connect(pair.far.addr(), "", None).await;
     assert_eq!(all.next().await.unwrap().name, "initial");
-    soon(&operator(&pair.near), "X", 3, 3_600_000).await;
+    create_soon(&operator(&pair.near), "X", 3, 3_600_000).await;
     assert_eq!(all.until("state-change").await.data["sku"], "X");
     assert!(buy(&pair.client(), "X", "b").await.is_ok());
     assert_eq!(all.until("stock-update").await.data, serde_json::json!({"sku": "X", "stock": 2}));
@@ -98,7 +98,7 @@ async fn an_idle_sale_with_a_subscriber_hardly_loads_redis() {
     let pair = ServerPair::start().await;
     let _listener = pair.listener(5).await;
     // Waits for four quiet seconds: the start of the sale takes some time, and a busy machine may lose the channel.
-    wait::until("Redis runs few scripts", PATIENCE * 4, async || {
+    wait::until("Redis runs few scripts", TEST_TIMEOUT * 4, async || {
         let before = pair.script_calls().await;
         tokio::time::sleep(Duration::from_secs(4)).await;
         // Polling ten times a second would be at least forty.

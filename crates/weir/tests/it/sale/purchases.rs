@@ -3,12 +3,14 @@
 use http::Method;
 use serde_json::json;
 
-use super::fixtures::{UNTHROTTLED, active, attempt, buy, create, in_ms, product, purchase, status};
+use super::fixtures::{
+    UNTHROTTLED, attempt, buy, create, create_active, ms_from_now, product, purchase, status,
+};
 use crate::fixtures::{Running, Store, audit, on_each_engine};
 
 async fn stock_starts_as_configured(store: Store) {
     let running = Running::start(store).await;
-    create(&running.operator(), &product("W", 123, &in_ms(60_000), &in_ms(120_000))).await;
+    create(&running.operator(), &product("W", 123, &ms_from_now(60_000), &ms_from_now(120_000))).await;
     let shown = status(&running.client(), "W").await;
     assert_eq!((&shown["stock"], &shown["initialStock"]), (&json!(123), &json!(123)));
 }
@@ -16,7 +18,7 @@ async fn stock_starts_as_configured(store: Store) {
 async fn each_purchase_takes_one_unit(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "W", 5).await;
     for left in (0..5).rev() {
         assert!(buy(&client, "W", &format!("b{left}")).await.is_ok());
         assert_eq!(status(&client, "W").await["stock"], left);
@@ -26,7 +28,7 @@ async fn each_purchase_takes_one_unit(store: Store) {
 async fn without_stock_every_buyer_gets_sold_out(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    active(&running.operator(), "W", 1).await;
+    create_active(&running.operator(), "W", 1).await;
     assert!(buy(&client, "W", "first").await.is_ok());
     for n in 0..5 {
         let late = attempt(&client, "W", &format!("late-{n}")).await;
@@ -40,7 +42,7 @@ async fn without_stock_every_buyer_gets_sold_out(store: Store) {
 async fn a_valid_purchase_succeeds_and_can_be_read_at_once(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "W", 5).await;
     let none = purchase(&client, "W", "a@example.com").await;
     assert_eq!((none.status, &none.json()["error"]["code"]), (404, &json!("NOT_FOUND")));
     let before = jiff::Timestamp::now();
@@ -62,7 +64,7 @@ async fn a_valid_purchase_succeeds_and_can_be_read_at_once(store: Store) {
 async fn a_second_purchase_is_already_purchased(store: Store) {
     let running = Running::start_with(store, &[UNTHROTTLED]).await;
     let client = running.client();
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     assert!(buy(&client, "W", "a").await.is_ok());
     assert_eq!(buy(&client, "W", "a").await, Err("ALREADY_PURCHASED".to_owned()));
     assert_eq!(status(&client, "W").await["stock"], 1);
@@ -76,7 +78,7 @@ async fn a_second_purchase_is_already_purchased(store: Store) {
 
 async fn a_purchase_before_the_start_is_not_active(store: Store) {
     let running = Running::start(store).await;
-    create(&running.operator(), &product("W", 5, &in_ms(600_000), &in_ms(700_000))).await;
+    create(&running.operator(), &product("W", 5, &ms_from_now(600_000), &ms_from_now(700_000))).await;
     let early = attempt(&running.client(), "W", "a").await;
     assert_eq!((early.status, &early.json()["error"]["code"]), (200, &json!("SALE_NOT_ACTIVE")));
 }
@@ -84,7 +86,7 @@ async fn a_purchase_before_the_start_is_not_active(store: Store) {
 async fn an_unknown_sku_is_404_and_bad_input_400_with_its_fields(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "W", 5).await;
     for sku in ["NOT-THERE", "not a sku"] {
         let unknown = attempt(&client, sku, &format!("buyer of {sku}")).await;
         assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("NOT_FOUND")), "{sku}");

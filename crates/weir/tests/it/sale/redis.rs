@@ -14,11 +14,12 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::crowd::rush;
+use super::crowd::buy_in_parallel;
 use super::fixtures::{
-    CROWDED, Listener, UNTHROTTLED, active, attempt, becomes, buy, many_connections, purchase, status,
+    Listener, MANY_CALLERS, UNTHROTTLED, attempt, buy, create_active, many_connections, purchase, status,
+    wait_for_state,
 };
-use crate::fixtures::{PATIENCE, audit, operator, unhurried_weir};
+use crate::fixtures::{TEST_TIMEOUT, audit, operator, weir_with_long_timeouts};
 
 fn skipped() -> bool {
     skip("postgres") || skip("redis")
@@ -41,8 +42,8 @@ impl Fleet {
 
     /// Starts servers for ten thousand concurrent callers, without proxies: the callers keep this process busy, in which
     /// the proxies run.
-    async fn start_crowded() -> Self {
-        Self::start_with(|_proxy, direct| direct, &CROWDED).await
+    async fn start_for_many_callers() -> Self {
+        Self::start_with(|_proxy, direct| direct, &MANY_CALLERS).await
     }
 
     /// Starts servers with these environment variables. `choose` picks the proxy's or the direct address of an engine.
@@ -54,7 +55,7 @@ impl Fleet {
         let store = database.url_via(choose(to_postgres.addr(), postgres::Server::shared().addr()));
         let cache = redis.url_via(choose(to_redis.addr(), redis.address()));
         let start = || {
-            let builder = unhurried_weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache);
+            let builder = weir_with_long_timeouts().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache);
             settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn()
         };
         let weirs = vec![start().await, start().await];
@@ -66,7 +67,7 @@ impl Fleet {
 
     async fn wait_until_healthy(&self) {
         for client in &self.clients {
-            wait::until("health is good", PATIENCE * 2, async || {
+            wait::until("health is good", TEST_TIMEOUT * 2, async || {
                 client.get("/health").await.is_ok_and(|answer| answer.status == 200)
             })
             .await;
@@ -80,7 +81,7 @@ impl Fleet {
     /// Waits until all sold units are persisted and the audit balances.
     async fn expect_audit(&self, sku: &str, stock: u32, sold: u32) {
         let item = json!([{"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold}]);
-        wait::until("all purchases are persisted", PATIENCE * 2, async || {
+        wait::until("all purchases are persisted", TEST_TIMEOUT * 2, async || {
             let audit = audit(&self.operator()).await;
             audit["ok"] == true && audit["sale"]["items"] == item
         })
@@ -94,14 +95,15 @@ async fn ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_units() {
         return;
     }
     let _turn = many_connections().await;
-    let fleet = Fleet::start_crowded().await;
-    active(&fleet.operator(), "W", 100).await;
-    becomes(&fleet.clients[1], "W", "ACTIVE").await;
-    let (bought, heard) = rush(&fleet.clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
+    let fleet = Fleet::start_for_many_callers().await;
+    create_active(&fleet.operator(), "W", 100).await;
+    wait_for_state(&fleet.clients[1], "W", "ACTIVE").await;
+    let (bought, refused) =
+        buy_in_parallel(&fleet.clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
     assert_eq!(bought.len(), 100);
-    assert_eq!(heard, BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]));
+    assert_eq!(refused, BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]));
     for client in &fleet.clients {
-        becomes(client, "W", "ENDED").await;
+        wait_for_state(client, "W", "ENDED").await;
         assert_eq!(status(client, "W").await["stock"], 0);
         for (buyer, number) in bought.iter().take(10) {
             assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
@@ -116,8 +118,8 @@ async fn a_flush_of_redis_during_a_sale_oversells_nothing() {
         return;
     }
     let fleet = Fleet::start().await;
-    active(&fleet.operator(), "W", 60).await;
-    let (first, _) = rush(&fleet.clients, "W", (0..40).map(|n| format!("a-{n}"))).await;
+    create_active(&fleet.operator(), "W", 60).await;
+    let (first, _) = buy_in_parallel(&fleet.clients, "W", (0..40).map(|n| format!("a-{n}"))).await;
     assert_eq!(first.len(), 40);
     fleet.redis.command(&["FLUSHALL"]).await;
     let buyers = (0..60).map(|n| format!("b-{n}"));
@@ -144,14 +146,15 @@ async fn sales_continue_without_postgres_and_are_persisted_when_it_is_back() {
         return;
     }
     let fleet = Fleet::start().await;
-    active(&fleet.operator(), "W", 100).await;
-    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    create_active(&fleet.operator(), "W", 100).await;
+    wait_for_state(&fleet.clients[1], "W", "ACTIVE").await;
     fleet.to_postgres.refuse();
     fleet.to_postgres.cut();
-    let (bought, _) = rush(&fleet.clients, "W", (0..50).map(|n| format!("a-{n}"))).await;
+    let (bought, _) = buy_in_parallel(&fleet.clients, "W", (0..50).map(|n| format!("a-{n}"))).await;
     assert_eq!(bought.len(), 50, "Redis decides");
     for client in &fleet.clients {
-        wait::until("status is current", PATIENCE, async || status(client, "W").await["stock"] == 50).await;
+        wait::until("status is current", TEST_TIMEOUT, async || status(client, "W").await["stock"] == 50)
+            .await;
         let (buyer, number) = bought.iter().next().unwrap();
         assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
     }
@@ -166,13 +169,13 @@ async fn sales_are_unavailable_without_redis_and_continue_when_it_is_back() {
         return;
     }
     let fleet = Fleet::start().await;
-    active(&fleet.operator(), "W", 10).await;
+    create_active(&fleet.operator(), "W", 10).await;
     let client = &fleet.clients[0];
     assert!(buy(client, "W", "a").await.is_ok());
     fleet.to_redis.refuse();
     fleet.to_redis.cut();
     // The cached status may be returned for another tenth of a second.
-    wait::until("status is unavailable, too", PATIENCE, async || {
+    wait::until("status is unavailable, too", TEST_TIMEOUT, async || {
         client.get("/api/v1/sales?sku=W").await.unwrap().status == 503
     })
     .await;
@@ -184,7 +187,7 @@ async fn sales_are_unavailable_without_redis_and_continue_when_it_is_back() {
     }
     fleet.to_redis.pass();
     fleet.wait_until_healthy().await;
-    wait::until("sales are available again", PATIENCE, async || {
+    wait::until("sales are available again", TEST_TIMEOUT, async || {
         client.get("/api/v1/sales?sku=W").await.unwrap().status == 200
     })
     .await;
@@ -199,9 +202,9 @@ async fn purchases_of_a_killed_server_are_persisted_by_the_others() {
         return;
     }
     let mut fleet = Fleet::start().await;
-    active(&fleet.operator(), "W", 100).await;
-    becomes(&fleet.clients[1], "W", "ACTIVE").await;
-    let (bought, _) = rush(&fleet.clients[1..], "W", (0..30).map(|n| format!("a-{n}"))).await;
+    create_active(&fleet.operator(), "W", 100).await;
+    wait_for_state(&fleet.clients[1], "W", "ACTIVE").await;
+    let (bought, _) = buy_in_parallel(&fleet.clients[1..], "W", (0..30).map(|n| format!("a-{n}"))).await;
     fleet.weirs[1].kill_9();
     for (buyer, number) in &bought {
         let found = purchase(&fleet.clients[0], "W", buyer).await;
@@ -216,8 +219,8 @@ async fn sales_of_one_server_are_published_by_the_other() {
         return;
     }
     let fleet = Fleet::start().await;
-    active(&fleet.operator(), "W", 2).await;
-    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    create_active(&fleet.operator(), "W", 2).await;
+    wait_for_state(&fleet.clients[1], "W", "ACTIVE").await;
     let mut listener = Listener::connect(fleet.weirs[1].addr(), "?sku=W", None).await;
     assert_eq!(listener.next().await.unwrap().data["stock"], 2);
     assert!(buy(&fleet.clients[0], "W", "a").await.is_ok());

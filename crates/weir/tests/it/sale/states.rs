@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::fixtures::{MINUTE, active, attempt, becomes, buy, create, in_ms, product, soon, status};
+use super::fixtures::{
+    MINUTE, attempt, buy, create, create_active, create_soon, ms_from_now, product, status, wait_for_state,
+};
 use crate::fixtures::{InProcess, Running, Store, on_each_engine};
 
 /// Creates a sale from 00:01 to 00:11 of the day at whose start the clock of servers in this process is set.
@@ -53,7 +55,7 @@ async fn from_its_end_a_sale_is_ended(store: Store) {
 async fn the_last_unit_ends_a_sale_at_once(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    active(&running.operator(), "W", 1).await;
+    create_active(&running.operator(), "W", 1).await;
     assert!(buy(&client, "W", "a").await.is_ok());
     let after = status(&client, "W").await;
     assert_eq!((&after["state"], &after["stock"]), (&json!("ENDED"), &json!(0)));
@@ -62,17 +64,18 @@ async fn the_last_unit_ends_a_sale_at_once(store: Store) {
 async fn an_ended_sale_stays_ended(store: Store) {
     let mut running = Running::start(store).await;
     let (client, operator) = (running.client(), running.operator());
-    active(&operator, "W", 1).await;
+    create_active(&operator, "W", 1).await;
     assert!(buy(&client, "W", "a").await.is_ok());
-    soon(&operator, "X", 1, 200).await;
-    becomes(&client, "X", "ENDED").await;
+    create_soon(&operator, "X", 1, 200).await;
+    wait_for_state(&client, "X", "ENDED").await;
     for sku in ["W", "X"] {
         let path = format!("/api/v1/products/{sku}");
-        let again = json!({"startTime": in_ms(60_000), "endTime": in_ms(120_000)});
+        let again = json!({"startTime": ms_from_now(60_000), "endTime": ms_from_now(120_000)});
         let change = operator.put(&path, &again).await.unwrap();
         assert_eq!((change.status, &change.json()["error"]["code"]), (200, &json!("SALE_NOT_MODIFIABLE")));
-        let created =
-            operator.post("/api/v1/products", &product(sku, 9, &in_ms(60_000), &in_ms(120_000))).await;
+        let created = operator
+            .post("/api/v1/products", &product(sku, 9, &ms_from_now(60_000), &ms_from_now(120_000)))
+            .await;
         assert_eq!(created.unwrap().status, 400, "the SKU exists already");
     }
     running.weir.restart().await;

@@ -4,12 +4,12 @@ use futures_util::future::join_all;
 use serde_json::json;
 use weir_testkit::skip;
 
-use super::fixtures::{Listener, active, buy, create, in_ms, product, soon};
-use crate::fixtures::{PATIENCE, Running, Store, on_each_engine};
+use super::fixtures::{Listener, buy, create, create_active, create_soon, ms_from_now, product};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, on_each_engine};
 
 async fn a_stream_has_the_present_state_every_purchase_and_the_end(store: Store) {
     let running = Running::start(store).await;
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     let mut listener = Listener::connect(running.weir.addr(), "?sku=W", None).await;
     assert_eq!(listener.status(), "200");
     assert!(listener.head.iter().any(|line| line.eq_ignore_ascii_case("content-type: text/event-stream")));
@@ -27,10 +27,10 @@ async fn a_stream_has_the_present_state_every_purchase_and_the_end(store: Store)
 
 async fn state_changes_are_published_at_their_time(store: Store) {
     let running = Running::start(store).await;
-    create(&running.operator(), &product("LATER", 2, &in_ms(3_600_000), &in_ms(7_200_000))).await;
+    create(&running.operator(), &product("LATER", 2, &ms_from_now(3_600_000), &ms_from_now(7_200_000))).await;
     let mut listener = Listener::connect(running.weir.addr(), "", None).await;
     assert_eq!(listener.next().await.unwrap().name, "initial");
-    soon(&running.operator(), "W", 2, 1_000).await;
+    create_soon(&running.operator(), "W", 2, 1_000).await;
     let started = listener.until("state-change").await;
     assert_eq!(started.data, json!({"sku": "W", "state": "ACTIVE"}));
     let over = listener.until("state-change").await;
@@ -39,8 +39,8 @@ async fn state_changes_are_published_at_their_time(store: Store) {
 
 async fn a_reconnecting_client_gets_the_missed_events(store: Store) {
     let running = Running::start(store).await;
-    active(&running.operator(), "W", 5).await;
-    active(&running.operator(), "X", 5).await;
+    create_active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "X", 5).await;
     let first = Listener::connect(running.weir.addr(), "?sku=W", None).await.next().await.unwrap();
     for buyer in ["a", "b"] {
         assert!(buy(&running.client(), "W", buyer).await.is_ok());
@@ -71,7 +71,7 @@ async fn a_reconnecting_client_gets_the_missed_events(store: Store) {
 
 async fn every_subscriber_gets_the_end_of_a_flood(store: Store) {
     let running = Running::start(store).await;
-    active(&running.operator(), "W", 1_000).await;
+    create_active(&running.operator(), "W", 1_000).await;
     let listeners = (0..100).map(|_| Listener::connect(running.weir.addr(), "", None));
     let listeners = join_all(listeners).await.into_iter().map(|mut listener| {
         tokio::spawn(async move {
@@ -97,7 +97,7 @@ async fn every_subscriber_gets_the_end_of_a_flood(store: Store) {
     ))
     .await;
     for listener in listeners {
-        let stocks = tokio::time::timeout(PATIENCE, listener).await.expect("in time").unwrap();
+        let stocks = tokio::time::timeout(TEST_TIMEOUT, listener).await.expect("in time").unwrap();
         assert_eq!(stocks.last(), Some(&0), "the last stock is published");
         assert!(stocks.is_sorted_by(|one, next| one >= next), "stock only falls: {stocks:?}");
     }
@@ -105,12 +105,12 @@ async fn every_subscriber_gets_the_end_of_a_flood(store: Store) {
 
 async fn a_stop_ends_streams(store: Store) {
     let mut running = Running::start(store).await;
-    active(&running.operator(), "W", 5).await;
+    create_active(&running.operator(), "W", 5).await;
     let mut listener = Listener::connect(running.weir.addr(), "", None).await;
     assert!(listener.next().await.is_some());
     running.weir.terminate();
     assert_eq!(listener.next().await, None);
-    assert!(running.weir.wait(PATIENCE).await.success(), "the server stops cleanly");
+    assert!(running.weir.wait(TEST_TIMEOUT).await.success(), "the server stops cleanly");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +120,7 @@ async fn purchases_on_another_server_are_published_here() {
     }
     let running = Running::start(Store::Postgres).await;
     let other = running.second().await;
-    active(&running.operator(), "W", 2).await;
+    create_active(&running.operator(), "W", 2).await;
     let mut listener = Listener::connect(running.weir.addr(), "?sku=W", None).await;
     assert_eq!(listener.next().await.unwrap().data["stock"], 2);
     let elsewhere = weir_testkit::http::Client::new(other.base_url());

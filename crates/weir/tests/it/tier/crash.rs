@@ -5,7 +5,7 @@ use weir_testkit::http::Client;
 use weir_testkit::wait;
 
 use super::fixtures::{check_one, put_policy, remaining, slow_bucket};
-use crate::fixtures::{PATIENCE, Running, Store, on_each_engine};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, on_each_engine};
 
 const LIMIT: u32 = 1_000_000;
 
@@ -16,7 +16,7 @@ async fn a_clean_stop_loses_no_spent_amount(store: Store) {
         check_one(&server.operator(), "p", &key.to_string(), key + 1).await;
     }
     server.weir.terminate();
-    assert!(server.weir.wait(PATIENCE).await.success());
+    assert!(server.weir.wait(TEST_TIMEOUT).await.success());
     server.weir.restart().await;
     for key in 0..100 {
         let left_after_restart = remaining(&server.operator(), "p", &key.to_string()).await;
@@ -46,7 +46,7 @@ async fn kill_9_loses_only_what_was_spent_last(store: Store) {
     }
     wait_until_saved(&server).await;
     let spender = tokio::spawn(spend_until_down(server.operator()));
-    wait::until("more is spent", PATIENCE, async || {
+    wait::until("more is spent", TEST_TIMEOUT, async || {
         remaining(&server.operator(), "p", "k").await < u64::from(LIMIT - first - 100)
     })
     .await;
@@ -65,7 +65,7 @@ async fn wait_until_saved(server: &Running) {
         let text = server.client().get("/metrics").await.unwrap().body;
         String::from_utf8(text.to_vec()).unwrap()
     };
-    wait::until("everything spent is saved", PATIENCE, async || {
+    wait::until("everything spent is saved", TEST_TIMEOUT, async || {
         metrics().await.lines().any(|line| line == "weir_tier_unsaved 0")
     })
     .await;

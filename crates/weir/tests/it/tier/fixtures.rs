@@ -5,8 +5,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::process::Weir;
 
-/// Far in the future, in seconds since 1970.
-const FAR: u64 = 4_000_000_000;
+use crate::fixtures::FAR_FUTURE;
 
 /// A client with a token for `user`.
 pub(super) fn user(weir: &Weir, user: &str) -> Client {
@@ -16,7 +15,8 @@ pub(super) fn user(weir: &Weir, user: &str) -> Client {
 /// A client with a token for `user` and this scope.
 pub(super) fn bearing(weir: &Weir, user: &str, scope: Option<&str>) -> Client {
     let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
-    let claims = Claims { sub: user.to_owned(), exp: FAR, tenant_id: None, scope: scope.map(str::to_owned) };
+    let claims =
+        Claims { sub: user.to_owned(), exp: FAR_FUTURE, tenant_id: None, scope: scope.map(str::to_owned) };
     let token = jwt::sign(&secret, &claims).unwrap();
     Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
 }

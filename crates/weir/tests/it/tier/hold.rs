@@ -8,10 +8,10 @@ use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
 use super::fixtures::{check_one, expect_error, put_policy, remaining, slow_bucket};
-use crate::fixtures::{InProcess, PATIENCE, Running, Store, audit, on_each_engine};
+use crate::fixtures::{InProcess, Running, Store, TEST_TIMEOUT, audit, on_each_engine};
 
 /// A timeout that a busy machine does not exceed, for tests with many concurrent callers.
-const PATIENT: [(&str, &str); 1] = [("WEIR_HTTP_TIMEOUT", "60s")];
+const LONG_TIMEOUT: [(&str, &str); 1] = [("WEIR_HTTP_TIMEOUT", "60s")];
 
 async fn hold(caller: &Client, cost: u32) -> Value {
     let body = json!({"policy": "p", "key": "k", "cost": cost, "ttl": "PT1M"});
@@ -98,7 +98,7 @@ async fn a_hold_survives_kill_9(store: Store) {
 
 /// The first settlement decides. All others get the same response, and the spent amount is corrected once.
 async fn concurrent_settlements_count_once(store: Store) {
-    let server = Running::start_with(store, &PATIENT).await;
+    let server = Running::start_with(store, &LONG_TIMEOUT).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(1_000)).await;
     let held = hold(&operator, 500).await;
@@ -111,7 +111,7 @@ async fn concurrent_settlements_count_once(store: Store) {
 
 /// Settlements and concurrent refunds of the same key never add up to more than the capacity.
 async fn concurrent_settlements_and_refunds_never_exceed_the_capacity(store: Store) {
-    let server = Running::start_with(store, &PATIENT).await;
+    let server = Running::start_with(store, &LONG_TIMEOUT).await;
     let operator = server.operator();
     put_policy(&operator, "p", slow_bucket(100)).await;
     let held = join_all((0..5).map(|_| hold(&operator, 20))).await;
@@ -140,13 +140,14 @@ async fn the_audit_counts_every_hold(store: Store) {
     let counts = ["holds", "open", "held", "settled", "expired", "keys"].map(|name| tier[name].as_u64());
     assert_eq!(counts, [2, 1, 60, 1, 0, 1].map(Some));
     settle(&operator, &open, 60).await;
-    wait::until("all is on disk", PATIENCE, async || audit(&operator).await["tier"]["unsaved"] == 0).await;
+    wait::until("all is on disk", TEST_TIMEOUT, async || audit(&operator).await["tier"]["unsaved"] == 0)
+        .await;
     assert_eq!(audit(&operator).await["tier"]["settled"], 2);
 }
 
 /// A caller can settle its hold after a crash. If the estimate were lost, that would refund what others have spent.
 async fn the_estimate_of_an_answered_hold_survives_kill_9(store: Store) {
-    let mut server = Running::start_with(store, &PATIENT).await;
+    let mut server = Running::start_with(store, &LONG_TIMEOUT).await;
     put_policy(&server.operator(), "p", slow_bucket(1_000)).await;
     let mut spent = 0;
     for _ in 0..3 {

@@ -5,7 +5,7 @@ use weir_testkit::http::Client;
 use weir_testkit::wait;
 
 use super::fixtures::{expect_error, user};
-use crate::fixtures::{PATIENCE, Running, Store, on_each_engine, operator};
+use crate::fixtures::{Running, Store, TEST_TIMEOUT, on_each_engine, operator};
 
 async fn my_limits(client: &Client) -> Value {
     let response = client.get("/api/v1/limits/me").await.unwrap();
@@ -130,7 +130,7 @@ async fn definitions_of_one_server_soon_apply_on_the_others() {
     server.operator().put("/admin/tiers/pro", &json!({"dailyLimit": 501})).await.unwrap();
     server.operator().put("/admin/policies/p", &super::fixtures::slow_bucket(3)).await.unwrap();
     let (me, operator) = (user(&other, "u"), operator(&other));
-    wait::until("the other server has the change", PATIENCE, async || {
+    wait::until("the other server has the change", TEST_TIMEOUT, async || {
         let limits = my_limits(&me).await;
         let policy = operator.get("/admin/policies/p").await.unwrap().status;
         limits["plan"] == "PRO_MONTHLY" && limits["daily"]["limit"] == 501 && policy == 200
@@ -138,7 +138,7 @@ async fn definitions_of_one_server_soon_apply_on_the_others() {
     .await;
     server.operator().delete("/admin/subscriptions/u").await.unwrap();
     server.operator().delete("/admin/policies/p").await.unwrap();
-    wait::until("the other server has the end of the subscription", PATIENCE, async || {
+    wait::until("the other server has the end of the subscription", TEST_TIMEOUT, async || {
         my_limits(&me).await["plan"] == "FREE"
             && operator.get("/admin/policies/p").await.unwrap().status == 404
     })

@@ -11,7 +11,7 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use super::fixtures::{check_one, put_policy, remaining, slow_bucket, user};
-use crate::fixtures::{PATIENCE, operator, weir};
+use crate::fixtures::{TEST_TIMEOUT, operator, weir};
 
 /// Two servers on one database and one Redis.
 struct ServerPair {
@@ -33,7 +33,7 @@ impl ServerPair {
 
     async fn wait_until_redis_is(&self, state: &str) {
         for weir in &self.weirs {
-            wait::until("health reports the state of Redis", PATIENCE, async || {
+            wait::until("health reports the state of Redis", TEST_TIMEOUT, async || {
                 let health = operator(weir).get("/health").await.unwrap().json();
                 health["data"]["checks"]["redis"]["status"] == state
             })
@@ -61,7 +61,7 @@ impl ServerPair {
     /// Puts a policy, and waits until both servers have it.
     async fn put_policy(&self, name: &str, policy: serde_json::Value) {
         put_policy(&operator(&self.weirs[0]), name, policy).await;
-        wait::until("the other server has the policy", PATIENCE, async || {
+        wait::until("the other server has the policy", TEST_TIMEOUT, async || {
             operator(&self.weirs[1]).get(&format!("/admin/policies/{name}")).await.unwrap().status == 200
         })
         .await;

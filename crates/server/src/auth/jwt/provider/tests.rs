@@ -6,7 +6,7 @@ use weir_testkit::wait;
 use super::*;
 use crate::auth::jwt::VerificationKey;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 const EC_PRIVATE: &[u8] = include_bytes!("../testdata/ec.private.pem");
 const JWKS: &str = include_str!("../testdata/jwks.json");
@@ -62,7 +62,7 @@ async fn a_key_that_a_token_names_is_fetched_and_a_removed_one_verifies_nothing(
     assert!(verifies(&provider, &token("first")), "this token is remembered as verified");
     server.publish(200, published("second"));
     assert!(!verifies(&provider, &token("second")));
-    wait::until("the new key is fetched", PATIENCE, async || provider.fetch_key("second").await).await;
+    wait::until("the new key is fetched", TEST_TIMEOUT, async || provider.fetch_key("second").await).await;
     assert!(verifies(&provider, &token("second")));
     assert!(!verifies(&provider, &token("first")), "the provider has withdrawn this key");
     let own = crate::auth::jwt::sign(
@@ -79,7 +79,8 @@ async fn keys_are_fetched_again_from_time_to_time() {
     provider.fetch_first().await;
     let _running = keep_fresh(&provider);
     server.publish(200, published("second"));
-    wait::until("the keys are fetched again", PATIENCE, async || verifies(&provider, &token("second"))).await;
+    wait::until("the keys are fetched again", TEST_TIMEOUT, async || verifies(&provider, &token("second")))
+        .await;
     assert!(!verifies(&provider, &token("first")));
 }
 
@@ -103,7 +104,7 @@ async fn unknown_keys_cost_the_provider_one_call_in_a_while() {
             })
         })
         .collect();
-    wait::until("the keys were fetched five times", PATIENCE, async || server.calls().len() >= 5).await;
+    wait::until("the keys were fetched five times", TEST_TIMEOUT, async || server.calls().len() >= 5).await;
     running.cancel();
     let mut attempts = 0;
     for caller in callers {
@@ -147,7 +148,7 @@ async fn keys_stay_in_use_while_the_provider_is_away_or_slow() {
     let server = KeyServer::start(published("first")).await;
     let short = Duration::from_millis(500);
     let provider = provider_with(&server, Timing { connect_timeout: short, read_timeout: short, ..TIMING });
-    wait::until("the first keys are there", PATIENCE, async || provider.fetch().await.is_ok()).await;
+    wait::until("the first keys are there", TEST_TIMEOUT, async || provider.fetch().await.is_ok()).await;
     server.network().refuse();
     assert!(provider.fetch().await.is_err());
     server.network().black_hole();
@@ -156,7 +157,7 @@ async fn keys_stay_in_use_while_the_provider_is_away_or_slow() {
     server.publish(200, published("second"));
     server.network().pass();
     let _running = keep_fresh(&provider);
-    wait::until("it is tried again", PATIENCE, async || verifies(&provider, &token("second"))).await;
+    wait::until("it is tried again", TEST_TIMEOUT, async || verifies(&provider, &token("second"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,5 +171,5 @@ async fn a_start_waits_for_the_first_keys_and_goes_on_without_them() {
     assert!(!verifies(&provider, &token("first")));
     let _running = keep_fresh(&provider);
     server.network().pass();
-    wait::until("the keys are there", PATIENCE, async || verifies(&provider, &token("first"))).await;
+    wait::until("the keys are there", TEST_TIMEOUT, async || verifies(&provider, &token("first"))).await;
 }

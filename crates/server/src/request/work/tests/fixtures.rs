@@ -30,7 +30,7 @@ use crate::settings::Settings;
 use crate::settings::source::Sources;
 
 /// How long a test waits for what must happen.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Fixture {
     pub(super) engine: Sqlite,
@@ -167,7 +167,7 @@ impl RunningWorker {
 pub(super) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let started = Instant::now();
     while !condition().await {
-        assert!(started.elapsed() < PATIENCE, "{what}");
+        assert!(started.elapsed() < TEST_TIMEOUT, "{what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -18,7 +18,7 @@ use weir_store::request::{
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
 
-use super::fixtures::{FakeDownstream, Fixture, PATIENCE, RunningWorker, until};
+use super::fixtures::{FakeDownstream, Fixture, RunningWorker, TEST_TIMEOUT, until};
 use crate::request::work::maintenance::Maintenance;
 
 /// A store whose first reports fail and whose purges never end. It has only what workers and maintenance call.
@@ -197,5 +197,5 @@ async fn a_slow_purge_delays_neither_the_reconciler_nor_a_stop() {
     until("a purge is under way", is_purging).await;
     until("the reconciler looks", || async { fixture.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;
     closing.cancel();
-    tokio::time::timeout(PATIENCE, running).await.expect("a stop does not wait for the purge").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, running).await.expect("a stop does not wait for the purge").unwrap();
 }

@@ -154,7 +154,7 @@ async fn a_callback_url_into_this_network_is_never_called() {
 }
 
 /// Settings under which no call ends by itself while a test runs.
-fn patient() -> Fixture {
+fn with_long_timeouts() -> Fixture {
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
     fixture.settings.webhook_timeout = Duration::from_secs(600);
@@ -165,7 +165,7 @@ fn patient() -> Fixture {
 async fn a_silent_receiver_does_not_delay_other_tenants() {
     let stuck = FakeDownstream::start(|_| std::future::pending()).await;
     let quick = FakeDownstream::always(204, "").await;
-    let fixture = patient();
+    let fixture = with_long_timeouts();
     complete_some(&fixture, "slow", &stuck.url, 300).await;
     let closing = start(&fixture);
     until("its webhooks are sent", || async { stuck.calls() > 0 }).await;
@@ -182,7 +182,7 @@ async fn a_silent_receiver_does_not_delay_other_tenants() {
 async fn a_backlog_larger_than_one_claim_does_not_delay_other_tenants() {
     let stuck = FakeDownstream::start(|_| std::future::pending()).await;
     let quick = FakeDownstream::always(204, "").await;
-    let fixture = patient();
+    let fixture = with_long_timeouts();
     complete_some(&fixture, "slow", &stuck.url, 1_200).await;
     complete_some(&fixture, "other", &quick.url, 1).await;
     let closing = start(&fixture);
@@ -198,7 +198,7 @@ async fn a_webhook_is_settled_when_its_own_call_has_ended() {
         if n == 0 { std::future::pending().await } else { answer(204, "") }
     })
     .await;
-    let fixture = patient();
+    let fixture = with_long_timeouts();
     complete_some(&fixture, "acme", &receiver.url, 200).await;
     let closing = start(&fixture);
     until("all others are settled while one call is running", || async { done(&fixture).await == 199 }).await;
@@ -217,7 +217,7 @@ async fn a_stop_releases_waiting_webhooks_to_other_servers() {
         }
     })
     .await;
-    let fixture = patient();
+    let fixture = with_long_timeouts();
     complete_some(&fixture, "acme", &receiver.url, 100).await;
     let closing = start(&fixture);
     until("some calls are running", || async { receiver.calls() > 0 }).await;
@@ -243,7 +243,7 @@ async fn a_busy_tenant_with_fast_receivers_does_not_delay_others() {
     })
     .await;
     let other = FakeDownstream::always(204, "").await;
-    let fixture = patient();
+    let fixture = with_long_timeouts();
     complete_some(&fixture, "busy", &busy.url, QUEUED).await;
     complete_some(&fixture, "other", &other.url, 1).await;
     let closing = start(&fixture);

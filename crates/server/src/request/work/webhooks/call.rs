@@ -82,7 +82,7 @@ impl Webhooks {
             Err(OutboundError::TimedOut) => self.unresponsive.add(tenant, receiver, now),
             _ => self.unresponsive.remove(tenant, receiver),
         }
-        Ok(judge(sent))
+        Ok(classify(sent))
     }
 
     /// Defers a webhook whose receiver is not called for `time_left`.
@@ -119,7 +119,7 @@ impl Webhooks {
 }
 
 /// What a response means: accepted, refused for good, or worth another attempt.
-pub(super) fn judge(answer: std::result::Result<OutboundResponse, OutboundError>) -> WebhookOutcome {
+pub(super) fn classify(answer: std::result::Result<OutboundResponse, OutboundError>) -> WebhookOutcome {
     match answer {
         Ok(OutboundResponse { status, .. }) if status.is_success() => WebhookOutcome::Done,
         Ok(OutboundResponse { status, retry_after, .. }) => {

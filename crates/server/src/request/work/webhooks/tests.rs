@@ -3,13 +3,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::call::{WebhookOutcome, judge, wait};
+use super::call::{WebhookOutcome, classify, wait};
 use super::message;
 use crate::outbound::{OutboundError, OutboundResponse};
 
 fn answered(status: u16) -> WebhookOutcome {
     let status = StatusCode::from_u16(status).unwrap();
-    judge(Ok(OutboundResponse { status, retry_after: None, body: Bytes::new() }))
+    classify(Ok(OutboundResponse { status, retry_after: None, body: Bytes::new() }))
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn a_refusing_receiver_is_not_called_again() {
     for status in [302, 307, 408, 425, 429, 500, 503] {
         assert!(matches!(answered(status), WebhookOutcome::Retry { .. }), "{status}");
     }
-    assert!(matches!(judge(Err(OutboundError::ForbiddenAddress)), WebhookOutcome::Dead(_)));
-    assert!(matches!(judge(Err(OutboundError::TimedOut)), WebhookOutcome::Retry { .. }));
+    assert!(matches!(classify(Err(OutboundError::ForbiddenAddress)), WebhookOutcome::Dead(_)));
+    assert!(matches!(classify(Err(OutboundError::TimedOut)), WebhookOutcome::Retry { .. }));
 }
 
 #[test]
