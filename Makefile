@@ -2,12 +2,12 @@
 # make build  the binary for use: target/release/weir
 # make page   the sale page alone, for the next build
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
-# make bench  the speed of this machine, side by side with baselines (written to bench/results and docs/performance.md)
+# make bench  benchmarks next to baselines; writes bench/results and docs/performance.md
 # make help   this list
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# Only to be shown: the server reads it by itself, from the same places.
+# Only for the messages of `make run`: the server reads its settings itself.
 LISTEN := $(or $(WEIR_LISTEN),$(shell sed -n 's/^listen *= *"\(.*\)".*/\1/p' weir.toml 2>/dev/null),127.0.0.1:8080)
 PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src web/tools -type f)
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
@@ -27,18 +27,18 @@ run: page
 	@printf '  or open http://%s/sale/\n\n' '$(LISTEN)'
 	@exec ./target/quick/weir serve
 
-# The sale page, which the build puts into the binary; without Node the binary says how to get it. Built anew only when it
-# changed: a new page means a new binary.
+# The sale page, which the build embeds in the binary; without Node the binary serves a hint on how to build it. Rebuilt only
+# when its sources change, since a new page means a new binary.
 page: web/dist/index.html
 
 web/dist/index.html: $(PAGE_SOURCES)
 	@if $(HAS_NODE); then cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
-	 else echo 'Node 20.19 or later is not installed: the binary goes without the sale page, and says how to get it'; fi
+	 else echo 'Node 20.19 or later is not installed: the binary is built without the sale page'; fi
 
 build:
 	cargo build --release --locked -p weir
 
-# The page first: the server that is tested has it. Then everything is compiled, and every test run.
+# The page comes first, since the tested server embeds it.
 test: fmt prose page deps compile chromium
 	.ci/tests web schemathesis
 
@@ -46,41 +46,41 @@ fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
 	cargo fmt --all --check
 
-# Markdown of at most 120 columns, spelling, and words that were replaced.
+# Checks the width of Markdown lines, spelling, and replaced names.
 prose:
 	.ci/prose
 
 lint: deps
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-# What is tested is linted as it is compiled: clippy's driver is the compiler with its lints, and `cargo clippy` beside the tests would
-# take every dependency through the compiler a second time.
+# Compiles with clippy's driver, which is the compiler with its lints. A separate `cargo clippy` would compile all dependencies a
+# second time.
 test compile unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test compile unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 compile:
 	cargo test --workspace --all-targets --locked --no-run
 
-# Every test but those of the page.
+# All tests but those of the page.
 unit: compile
 	.ci/tests
 
-# The sale page in a real browser: on the server that `compile` has built, and on a mock that fails when told to.
+# The sale page in Chromium, on the server that `compile` has built and on a mock with faults on demand.
 web: page
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory chromium && cd web && \
 	 { test -d node_modules || npm ci --no-audit --no-fund --loglevel=error; } && npm run --silent test:ci; \
 	 else echo 'Node 20.19 or later is not installed: the sale page is not tested'; fi
 
-# Every operation of /openapi.json, on the server that `compile` has built: made-up calls, and answers as the document says.
+# Generated calls to all operations of /openapi.json; responses must match the document.
 schemathesis:
 	.ci/schemathesis/run
 
-# Without a window a page costs half as much. Where that Chromium is not to be had, the whole one will do.
+# The headless shell takes half the time. If it cannot be installed, the whole Chromium is used.
 chromium:
 	@if test -n "$${CHROMIUM:-}" || test -x /usr/bin/chromium-headless-shell; then exit; fi; \
 	 install() { apt-get install -y -qq "$$1" >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$$1" >/dev/null; }; }; \
 	 install chromium-headless-shell || test -x /usr/bin/chromium || install chromium
 
-# Checks of the dependency tree, where their tools are installed: they take longer to build than all of Weir.
+# Checks of dependencies, if their tools are installed: building those takes longer than all of Weir.
 deps:
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check bans licenses sources; \
 	 else echo 'cargo-deny is not installed: licences and sources of dependencies are not checked'; fi
