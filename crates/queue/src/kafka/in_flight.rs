@@ -35,6 +35,8 @@ struct Partition {
     uncommitted: Option<i64>,
     /// No message may be claimed before this time.
     held_until: Option<Instant>,
+    /// Being revoked: what is claimed may still be settled, and nothing more is claimed.
+    is_leaving: bool,
 }
 
 /// One message with the original bytes of its key.
@@ -86,9 +88,31 @@ impl InFlight {
         for partition in partitions {
             self.forget(partition);
             self.generation += 1;
-            let fresh = Partition { generation: self.generation, uncommitted: None, held_until: None };
+            let fresh = Partition {
+                generation: self.generation,
+                uncommitted: None,
+                held_until: None,
+                is_leaving: false,
+            };
             self.partitions.insert(partition, fresh);
         }
+    }
+
+    /// Drops the unclaimed messages of partitions that are about to be revoked: another member gets them. A message that was
+    /// claimed between the last commit and the revocation would be delivered twice.
+    pub(super) fn stop_claims(&mut self, partitions: &[u16]) {
+        for partition in partitions {
+            if let Some(partition) = self.partitions.get_mut(partition) {
+                partition.is_leaving = true;
+            }
+        }
+        self.waiting.retain(|entry| !partitions.contains(&entry.partition()));
+        self.count_bytes();
+    }
+
+    /// Whether messages of the entry's partition may be claimed, now or later.
+    fn is_claimable(&self, entry: &Entry) -> bool {
+        self.partitions.get(&entry.partition()).is_some_and(|partition| !partition.is_leaving)
     }
 
     /// Removes partitions and their messages.
@@ -115,10 +139,10 @@ impl InFlight {
         out.is_some_and(|out| out.entries.iter().any(|entry| partitions.contains(&entry.partition())))
     }
 
-    /// Appends fetched messages. Messages of partitions that are no longer assigned are dropped.
+    /// Appends fetched messages. Messages of partitions that are not assigned, or no longer for long, are dropped.
     pub(super) fn put(&mut self, entries: impl IntoIterator<Item = Entry>) {
         for entry in entries {
-            if self.partitions.contains_key(&entry.partition()) {
+            if self.is_claimable(&entry) {
                 self.bytes += entry.bytes();
                 self.waiting.push_back(entry);
             }
@@ -268,7 +292,11 @@ impl InFlight {
     }
 
     fn put_back(&mut self, entries: Vec<Entry>) {
-        entries.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
+        for entry in entries.into_iter().rev() {
+            if self.is_claimable(&entry) {
+                self.waiting.push_front(entry);
+            }
+        }
         self.count_bytes();
     }
 
@@ -433,6 +461,27 @@ mod tests {
         assert!(!settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
         assert_eq!(in_flight.uncommitted(), [(1, 3)], "the other partition is settled");
         assert_eq!(positions(&in_flight.claim(6, now, now + MINUTE)), [(0, 5)]);
+    }
+
+    #[test]
+    fn a_partition_that_is_being_revoked_settles_its_claim_and_yields_nothing_more() {
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(3, now, now + MINUTE);
+        assert_eq!(positions(&claim), [(0, 5), (1, 0), (0, 6)]);
+        in_flight.stop_claims(&[0]);
+        in_flight.put([entry(0, 10), entry(1, 3)]);
+        assert!(in_flight.is_out(&[0], now));
+        // 6 of partition 0 is not settled and goes to the next owner.
+        let done = vec![at(0, 5), at(1, 0)];
+        assert!(settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert_eq!(in_flight.uncommitted(), [(0, 6), (1, 1)], "settled before the revocation, so committed");
+        assert_eq!(positions(&in_flight.claim(9, now, now + MINUTE)), [(1, 1), (1, 2), (1, 3)]);
+        in_flight.revoke([0]);
+        in_flight.assign([0]);
+        in_flight.put([entry(0, 6)]);
+        assert_eq!(in_flight.ready_at(now), None, "one claim at a time");
+        let later = now + MINUTE;
+        assert_eq!(positions(&in_flight.claim(9, later, later + MINUTE))[3..], [(0, 6)], "assigned again");
     }
 
     #[test]

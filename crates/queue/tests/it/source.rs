@@ -1,4 +1,4 @@
-//! What a source delivers and commits, and how several sources share a topic.
+//! What a source delivers and commits. How several sources share a topic is in `group.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -235,55 +235,6 @@ async fn another_member_takes_over_at_once_when_one_closes() {
     assert_eq!(texts(&deliver(&second, 1).await), ["alice 1"]);
     // The mock brokers wait most of a session for others to join, and a second session for a silent member.
     assert!(left.elapsed() < session * 3 / 2, "{:?}", left.elapsed());
-}
-
-#[tokio::test]
-async fn two_members_share_the_topic_and_each_key_keeps_its_order() {
-    let fixture = Fixture::start(4);
-    let keys: Vec<String> = (0..8).map(|n| format!("user-{n}")).collect();
-    let send = async |range: std::ops::Range<usize>| {
-        for key in &keys {
-            fixture.send(key, range.clone()).await;
-        }
-    };
-    send(0..20).await;
-    let mut sources = vec![fixture.source()];
-    let mut seen: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    let (mut sent, mut by_second) = (20, 0);
-    let give_up_at = Instant::now() + TEST_TIMEOUT;
-    while by_second == 0 || seen.values().map(Vec::len).sum::<usize>() < sent * keys.len() {
-        assert!(Instant::now() < give_up_at, "{by_second} by the second; {seen:?}");
-        for (n, source) in sources.iter().enumerate() {
-            let MessageClaim { messages, receipt } = source.claim(TOPIC, 5, VISIBILITY).await.unwrap();
-            if messages.is_empty() {
-                source.wait(TOPIC, Duration::from_millis(20)).await;
-                continue;
-            }
-            assert!(source.settle(&receipt, done(&messages)).await.unwrap());
-            by_second += if n == 1 { messages.len() } else { 0 };
-            for message in &messages {
-                let text = String::from_utf8(message.payload.clone()).unwrap();
-                let number = text.rsplit(' ').next().unwrap().parse().unwrap();
-                seen.entry(message.key.clone()).or_default().push(number);
-            }
-        }
-        let total: usize = seen.values().map(Vec::len).sum();
-        // The second member joins midway, and messages are added until it has delivered some.
-        if sources.len() == 1 && total >= 40 {
-            sources.push(fixture.source());
-        }
-        if by_second == 0 && total == sent * keys.len() {
-            send(sent..sent + 1).await;
-            sent += 1;
-        }
-    }
-    for (key, numbers) in &seen {
-        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
-        assert!(
-            numbers.windows(2).all(|pair| pair[1] == pair[0] + 1),
-            "{key} is missing some or has some twice: {numbers:?}"
-        );
-    }
 }
 
 #[tokio::test]

@@ -70,13 +70,14 @@ impl ConsumerContext for Context {
 }
 
 impl Context {
-    /// Waits until claimed messages of these partitions are settled, and commits their offsets.
+    /// Stops claims of these partitions, waits until their claimed messages are settled, and commits their offsets.
     fn finish(&self, partitions: &[u16], consumer: &Consumer) {
         let busy = |state: &mut State| {
             let out = state.committing || state.in_flight.is_out(partitions, Instant::now());
             out && !self.shared.is_ending()
         };
         let mut state = self.shared.state.lock();
+        state.in_flight.stop_claims(partitions);
         self.shared.changed.wait_while_for(&mut state, busy, REVOKE_TIMEOUT);
         let mut offsets = state.in_flight.uncommitted();
         let stuck = state.committing;
