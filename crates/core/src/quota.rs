@@ -1,8 +1,9 @@
 //! Quota: a limit on messages per user and window.
 //!
 //! Windows are fixed and refresh lazily: nothing runs when a window ends. The next send notices and starts a new
-//! window at its own time. So a window starts with the first send after the previous one ended, and idle users cost
-//! nothing.
+//! window at its own time. So a window starts when the limits are configured, or with the first send after the previous one
+//! ended, and idle users cost nothing. A unit that was sent never comes back; only reservations that were not used do
+//! ([`Quota::release`]).
 
 use std::time::Duration;
 

@@ -14,6 +14,13 @@ pub enum Error {
         #[source]
         source: Arc<dyn StdError + Send + Sync>,
     },
+    /// The engine cannot be reached, did not answer in time, or others held what the call needs; nothing was done.
+    #[error("{engine} is unavailable")]
+    NotDone {
+        engine: &'static str,
+        #[source]
+        source: Arc<dyn StdError + Send + Sync>,
+    },
     /// More work is waiting than is allowed to wait; nothing was done.
     #[error("the {lane} lane is full")]
     Overloaded { lane: &'static str },
@@ -41,12 +48,23 @@ impl Error {
         Self::Failed { engine, source: Arc::from(source.into()) }
     }
 
+    /// The same error of a call that failed before it committed anything.
+    #[must_use]
+    pub fn before_commit(self) -> Self {
+        match self {
+            Self::Unavailable { engine, source } => Self::NotDone { engine, source },
+            error => error,
+        }
+    }
+
     /// The underlying error of the engine, the system or the network.
     #[must_use]
     pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             // Dereferenced, so that callers can downcast to the concrete error and not to the `Arc`.
-            Self::Unavailable { source, .. } | Self::Failed { source, .. } => Some(&**source),
+            Self::Unavailable { source, .. } | Self::NotDone { source, .. } | Self::Failed { source, .. } => {
+                Some(&**source)
+            }
             Self::Overloaded { .. } | Self::KeysExhausted { .. } | Self::ShuttingDown => None,
         }
     }
@@ -63,6 +81,7 @@ impl Error {
         match self {
             Self::Unavailable { .. }
             | Self::Overloaded { .. }
+            | Self::NotDone { .. }
             | Self::KeysExhausted { .. }
             | Self::ShuttingDown => true,
             Self::Failed { .. } => false,

@@ -1,5 +1,9 @@
 //! Lanes: concurrent single calls become batches, with no added wait.
 //!
+//! Quota, slot, request and sale have a set of lanes each (`start_lanes` in `server/src/<capability>/service.rs`), tier has one
+//! where Redis decides. A set has one lane on SQLite and `lane.postgres_lanes` on Postgres (`server/src/engines/store.rs`).
+//! Bulk loads of slots use none.
+//!
 //! Each lane has one batch in flight, or a few (see [`LaneSettings::in_flight`]); calls that arrive meanwhile form the next
 //! batch. So an idle server answers a call at once, and a busy one shares each commit among all calls that arrived during
 //! the last one. A key always uses the same lane, so calls for one key are decided in the order of their arrival. A lane

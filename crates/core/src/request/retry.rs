@@ -174,8 +174,8 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The wait between two attempts: it doubles from `first` to `cap` with random jitter, so that requests that failed
-/// together are not retried together.
+/// The wait between two attempts: a random time between `first` and a ceiling that doubles with each attempt, up to `cap`, so
+/// that requests that failed together are not retried together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryBackoff {
     first: Duration,

@@ -1,7 +1,6 @@
 //! Maps errors to responses in the common format. Causes are logged here, once, and not shown to callers.
 //!
-//! The sale API has an envelope of its own (`sale_error.rs`), AI calls that fail at the upstream theirs
-//! (`gateway/routes.rs`), and gRPC its status codes (`grpc/decide.rs`).
+//! Only the sale API, which has an envelope of its own (`sale_error.rs`), and gRPC (`grpc/decide.rs`) have other formats.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -281,6 +280,7 @@ impl From<weir_store::Error> for ApiError {
             Error::Overloaded { .. } => {
                 "More calls are waiting than the server allows; nothing was done, try again"
             }
+            Error::NotDone { .. } => "The store is temporarily unavailable; nothing was done, try again",
             Error::ShuttingDown => "The server is shutting down; nothing was done, try again",
             _ => "The store is temporarily unavailable; the outcome is unknown, try again",
         })

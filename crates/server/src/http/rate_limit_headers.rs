@@ -1,5 +1,8 @@
 //! The headers of rate-limited responses, allowed or denied: the three `X-RateLimit-*` and the IETF pair. `Retry-After` of a
-//! denial is set by `ApiError::rate_limited`.
+//! denial is set by `ApiError::rate_limited`. What they say is decided by the capability: quota by the end of the window
+//! (`quota/routes.rs`), AI calls by the minute or the day (`core/src/tier/headers.rs`), requests by the tenant's limit
+//! (`request/routes/submit.rs`), sale by the buyer's bucket (`sale/routes/purchases.rs`). A throttled address gets `Retry-After`
+//! alone.
 
 use std::time::Duration;
 

@@ -32,7 +32,7 @@ impl Health {
         Self { engines, cached: Mutex::default() }
     }
 
-    /// The state of every engine, at most half a second old. The store, which everything needs, comes first.
+    /// The state of every engine, at most half a second old. The store comes first.
     pub async fn check(&self) -> Vec<EngineCheck> {
         // Concurrent callers wait for one check.
         let mut cached = self.cached.lock().await;

@@ -1,4 +1,5 @@
-//! Settings of sale: the throttle and the challenge of buyers.
+//! Settings of sale: the throttle of buyers (enforced by `SaleService::attempt`, which `routes/purchases.rs` calls first) and
+//! their challenge.
 
 use url::Url;
 

@@ -3,7 +3,7 @@
 use super::parse::count;
 use super::source::{SettingError, SettingsReader};
 
-/// Limits of batching. The engine determines the number of lanes.
+/// Limits of batching. How many lanes there are depends on the engine (`engines/store.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
     /// `lane.capacity`: calls that may wait in one lane; further ones are answered 503.

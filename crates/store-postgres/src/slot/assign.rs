@@ -134,9 +134,12 @@ pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Ve
     let outcomes = attempt(engine, &batch, ConfigAccess::Shared, Some(session), deadline).await?;
     match outcomes {
         Some(outcomes) => Ok(outcomes),
-        None => attempt(engine, &batch, ConfigAccess::Exclusive, None, deadline).await?.ok_or_else(|| {
-            Error::unavailable(ENGINE, "another session holds rows of rate_limit_window_counter")
-        }),
+        None => {
+            let outcomes = attempt(engine, &batch, ConfigAccess::Exclusive, None, deadline).await?;
+            let held =
+                || Error::unavailable(ENGINE, "another session holds rows of rate_limit_window_counter");
+            outcomes.ok_or_else(|| held().before_commit())
+        }
     }
 }
 
@@ -149,15 +152,17 @@ async fn attempt(
     deadline: Instant,
 ) -> Result<Option<Vec<AssignOutcome>>> {
     let begun = tokio::time::timeout_at(deadline, begin(engine, batch, access, session)).await;
-    let Transaction { session, existing, paces, _guards } =
-        begun.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))??;
+    let Transaction { session, existing, paces, _guards } = begun
+        .unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))
+        .map_err(Error::before_commit)?;
     let mut plan = AssignPlan::new(batch, existing, &paces, engine.slots.headroom);
     // How many windows more than needed are tried.
     let mut extra = 0;
     loop {
         match plan.place(|| fastrand::u64(..)) {
             PlanStep::Load(needs) => {
-                if load(&session, &mut plan, &needs, access, extra).await? {
+                let loaded = load(&session, &mut plan, &needs, access, extra).await;
+                if loaded.map_err(Error::before_commit)? {
                     extra = engine.slots.headroom;
                 }
             }
