@@ -12,6 +12,7 @@ mod persist;
 mod rebuild;
 mod reconcile;
 mod reply;
+mod unrecorded;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,19 +20,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{ChangeError, PurchaseReceipt, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, LedgerMetrics, Product, ProductId, SaleAudit, SaleEvent,
-    SaleLedger, SaleSnapshot, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, LedgerMetrics, Product, SaleAudit, SaleEvent, SaleLedger,
+    SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
 
 use self::reply::{BuyReply, PeekedSale};
+use self::unrecorded::UnrecordedPurchases;
 use crate::ENGINE;
 use crate::client::{KeyCall, Redis};
 use crate::script::Script;
@@ -40,19 +42,6 @@ use crate::script::Script;
 const REBUILDS_MAX: usize = 3;
 /// How long a call waits for the store to return the changed catalogue.
 const CATALOGUE_TIMEOUT: Duration = Duration::from_millis(500);
-/// The most purchases that are remembered until they are recorded; further ones are only in the stream.
-const UNRECORDED_MAX: usize = 200_000;
-
-/// Unrecorded purchases by product and buyer.
-type UnrecordedPurchases = BTreeMap<(ProductId, Sku), HashMap<UserId, UnrecordedPurchase>>;
-
-/// A purchase that this process has sold and that is not known to be recorded in the store.
-#[derive(Clone, Debug)]
-struct UnrecordedPurchase {
-    receipt: PurchaseReceipt,
-    /// The id of its entry in the stream.
-    entry_id: String,
-}
 
 /// Sale on Redis. Clones share it.
 #[derive(Clone)]
@@ -82,7 +71,7 @@ struct SharedSales {
     is_catalogue_stale: AtomicBool,
     /// Counts the products that this process has created and removed.
     own_changes: AtomicU64,
-    unrecorded: Mutex<UnrecordedPurchases>,
+    unrecorded: UnrecordedPurchases,
     rebuilding: tokio::sync::Mutex<()>,
     metrics: LedgerMetrics,
 }
@@ -107,12 +96,12 @@ impl RedisSales {
             product_events_read: AtomicU64::new(0),
             is_catalogue_stale: AtomicBool::new(false),
             own_changes: AtomicU64::new(0),
-            unrecorded: Mutex::default(),
+            unrecorded: UnrecordedPurchases::default(),
             rebuilding: tokio::sync::Mutex::default(),
             metrics,
         });
         let closing = CancellationToken::new();
-        let record = persist::keep_recording(Arc::downgrade(&shared));
+        let record = persist::keep_recording(Arc::clone(&shared));
         tokio::spawn(closing.clone().run_until_cancelled_owned(record));
         Self { shared, _recording: Arc::new(closing.drop_guard()) }
     }
@@ -193,6 +182,7 @@ impl SharedSales {
     /// Remembers the purchases of one sale until they are recorded.
     fn remember_purchases<'a>(
         &self,
+        sku: &Sku,
         outcomes: impl Iterator<Item = (&'a Buy, &'a BuyOutcome)>,
         entry_ids: Vec<String>,
     ) {
@@ -200,15 +190,13 @@ impl SharedSales {
             return;
         }
         self.entry_added.notify_one();
-        let mut unrecorded = self.unrecorded.lock();
         let bought = outcomes.filter_map(|(buy, outcome)| match outcome {
-            BuyOutcome::Bought { product, receipt, .. } => Some((buy, *product, *receipt)),
+            BuyOutcome::Bought { product, receipt, .. } => Some((*product, &buy.buyer, *receipt)),
             _ => None,
         });
-        for ((buy, product, receipt), entry_id) in bought.zip(entry_ids) {
-            let purchase = UnrecordedPurchase { receipt, entry_id };
-            remember_purchase(&mut unrecorded, (product, &buy.sku), &buy.buyer, purchase);
-        }
+        let purchases = bought.zip(entry_ids);
+        self.unrecorded
+            .remember(sku, purchases.map(|((product, buyer, receipt), id)| (product, buyer, receipt, id)));
     }
 
     /// Calls the script once and returns, for each sale of a batch, its buyers' outcomes, or `None` if it has to be rebuilt.
@@ -227,7 +215,7 @@ impl SharedSales {
         let replies = self.redis.call_each(Script::SaleBuy, &[&self.now()], &calls).await;
         let mut decided = Vec::with_capacity(groups.len());
         let mut failed = None;
-        for (reply, (_, indices)) in replies.into_iter().zip(groups) {
+        for (reply, (sku, indices)) in replies.into_iter().zip(groups) {
             let reply = match reply {
                 Ok(reply) => reply::parse_buy(&reply, indices.len()).ok_or_else(malformed_reply),
                 Err(_no_reply) => Err(unavailable()),
@@ -236,7 +224,7 @@ impl SharedSales {
                 Ok(BuyReply::Decided(outcomes, entry_ids)) => {
                     // Also if another sale of the batch fails: this one has sold.
                     let buys = indices.iter().map(|index| &batch[*index]);
-                    self.remember_purchases(buys.zip(&outcomes), entry_ids);
+                    self.remember_purchases(sku, buys.zip(&outcomes), entry_ids);
                     decided.push(Some(outcomes));
                 }
                 Ok(BuyReply::Untrusted) => decided.push(None),
@@ -247,6 +235,7 @@ impl SharedSales {
     }
 
     async fn buy(&self, batch: &[Buy]) -> Result<Vec<BuyOutcome>> {
+        self.unrecorded.wait_for_store().await;
         let mut undecided: BTreeMap<Sku, Vec<usize>> = BTreeMap::new();
         for (index, buy) in batch.iter().enumerate() {
             undecided.entry(buy.sku.clone()).or_default().push(index);
@@ -411,36 +400,4 @@ fn unavailable() -> Error {
 
 fn malformed_reply() -> Error {
     Error::failed(ENGINE, "malformed reply of a sale script in Redis")
-}
-
-fn remember_purchase(
-    unrecorded: &mut UnrecordedPurchases,
-    (product, sku): (ProductId, &Sku),
-    buyer: &UserId,
-    purchase: UnrecordedPurchase,
-) {
-    if unrecorded.values().map(HashMap::len).sum::<usize>() < UNRECORDED_MAX {
-        unrecorded.entry((product, sku.clone())).or_default().insert(buyer.clone(), purchase);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use weir_core::Timestamp;
-
-    use super::*;
-
-    #[test]
-    fn unrecorded_purchases_are_bounded() {
-        let mut unrecorded = UnrecordedPurchases::new();
-        let receipt = PurchaseReceipt { number: 1, at: Timestamp::EPOCH };
-        let purchase = UnrecordedPurchase { receipt, entry_id: "1-1".to_owned() };
-        let sku = Sku::parse("W").unwrap();
-        for n in 0..UNRECORDED_MAX + 10 {
-            let product = (ProductId(i64::try_from(n % 2).unwrap()), &sku);
-            let buyer = UserId::parse(n.to_string()).unwrap();
-            remember_purchase(&mut unrecorded, product, &buyer, purchase.clone());
-        }
-        assert_eq!(unrecorded.values().map(HashMap::len).sum::<usize>(), UNRECORDED_MAX);
-    }
 }

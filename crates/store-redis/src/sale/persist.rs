@@ -4,10 +4,11 @@
 //! retried after each of the pauses, then becomes a dead letter (`dead_letter.rs`).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Weak;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join;
 use tokio_util::sync::CancellationToken;
 use weir_core::UserId;
 use weir_core::sale::Sku;
@@ -16,7 +17,7 @@ use weir_store::{Error, Result};
 
 use super::dead_letter::{RefusedEntries, dead_letter};
 use super::reply::StreamEntry;
-use super::{RedisSales, SharedSales, UnrecordedPurchase, malformed_reply, reply, sale_call};
+use super::{RedisSales, SharedSales, malformed_reply, reply, sale_call};
 use crate::client::KeyCall;
 use crate::script::Script;
 
@@ -32,23 +33,19 @@ const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
 const CATALOGUE_SUBSCRIBED_EVERY: Duration = Duration::from_secs(10);
 /// How often a worker polls the streams while events announce purchases.
 const POLL_SUBSCRIBED_EVERY: Duration = Duration::from_secs(2);
-/// Purchases in one commit of the server that sold them. A commit takes as long for many as for few, and the next purchases wait
-/// for it.
-const RECORD_PAGE: usize = 4_000;
+/// Purchases in one commit of the server that sold them. The next ones wait for it.
+const RECORD_PAGE: usize = 2_000;
 /// Purchases that a worker moves at once, and that one call removes from a stream.
 const PAGE: usize = 1_000;
 /// Pauses after failures. While the whole store is down the last one repeats: no purchase is given up because of that.
 pub(super) const RETRY_PAUSES: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
 
-/// Records the purchases of this process and refreshes the catalogue, until the store is dropped.
-pub(super) async fn keep_recording(shared: Weak<SharedSales>) {
+/// Records the purchases of this process and refreshes the catalogue.
+pub(super) async fn keep_recording(shared: Arc<SharedSales>) {
     let mut read_at = Instant::now();
-    while let Some(shared) = shared.upgrade() {
-        let recorded = record_own(&shared).await.unwrap_or_else(|error| {
-            tracing::debug!(error = %error.with_causes(), "cannot record purchases in the store; retrying");
-            0
-        });
+    loop {
+        let recorded = record_own(&shared).await;
         let is_subscribed = shared.is_subscribed.load(Ordering::SeqCst);
         let is_stale = shared.is_catalogue_stale.load(Ordering::SeqCst);
         let every = if is_subscribed && !is_stale { CATALOGUE_SUBSCRIBED_EVERY } else { CATALOGUE_EVERY };
@@ -59,39 +56,44 @@ pub(super) async fn keep_recording(shared: Weak<SharedSales>) {
             shared.is_catalogue_stale.fetch_or(read.is_err(), Ordering::SeqCst);
             read_at = Instant::now();
         }
-        drop(shared);
-        tokio::time::sleep(if recorded > 0 { RECORD_EVERY } else { POLL_EVERY }).await;
+        match recorded {
+            Ok(recorded) => {
+                let pause = if recorded > 0 { RECORD_EVERY } else { POLL_EVERY };
+                let _ = tokio::time::timeout(pause, shared.unrecorded.worth_a_commit()).await;
+            }
+            Err(error) => {
+                tracing::debug!(error = %error.with_causes(), "cannot record purchases in the store; retrying");
+                shared.unrecorded.store_failed();
+                tokio::time::sleep(POLL_EVERY).await;
+            }
+        }
     }
 }
 
-/// Records the purchases that this process has sold, removes them from the streams, and returns their number.
+/// Records the purchases that this process has sold until now, removes them from the streams, and returns their number.
 pub(super) async fn record_own(shared: &SharedSales) -> Result<usize> {
-    let mut recorded = 0;
-    let unrecorded = shared.unrecorded.lock().clone();
-    for ((product, sku), purchases) in unrecorded {
-        let mut purchases: Vec<(UserId, UnrecordedPurchase)> = purchases.into_iter().collect();
-        purchases.sort_unstable_by_key(|(_, purchase)| purchase.receipt.number);
-        for page in purchases.chunks(RECORD_PAGE) {
-            let purchase = |(buyer, purchase): &(UserId, UnrecordedPurchase)| Purchase {
-                product,
-                buyer: buyer.clone(),
-                receipt: purchase.receipt,
-            };
-            let written: Vec<Purchase> = page.iter().map(purchase).collect();
-            // A refused purchase stays in the stream: the worker retries it and makes it a dead letter.
-            let refused = shared.record_each(product, &written).await?;
-            shared.remove_unrecorded(product, &sku, page);
-            let is_recorded = |(buyer, _): &&(UserId, UnrecordedPurchase)| !refused.contains_key(buyer);
-            let entry_ids: Vec<String> =
-                page.iter().filter(is_recorded).map(|(_, purchase)| purchase.entry_id.clone()).collect();
-            for entry_ids in entry_ids.chunks(PAGE) {
-                // If it fails, the worker removes them.
-                let _ = shared.remove_entries(&sku, entry_ids.to_vec()).await;
+    let mut count = 0;
+    for (product, sku, last) in shared.unrecorded.last_numbers() {
+        let mut recorded = Vec::new();
+        loop {
+            let page = shared.unrecorded.page(product, &sku, last, RECORD_PAGE);
+            if page.purchases.is_empty() {
+                shared.remove_recorded(&sku, recorded).await;
+                break;
             }
-            recorded += page.len();
+            // The entries of one page are removed while the next one is recorded.
+            let record = shared.record_each(product, &page.purchases);
+            let (refused, ()) = join(record, shared.remove_recorded(&sku, recorded)).await;
+            // A refused purchase stays in the stream: the worker retries it and makes it a dead letter.
+            let refused = refused?;
+            shared.unrecorded.forget(&page);
+            count += page.purchases.len();
+            let entries = page.purchases.into_iter().zip(page.entry_ids);
+            let entries = entries.filter(|(purchase, _)| !refused.contains_key(&purchase.buyer));
+            recorded = entries.map(|(_, entry_id)| entry_id).collect();
         }
     }
-    Ok(recorded)
+    Ok(count)
 }
 
 impl RedisSales {
@@ -132,20 +134,10 @@ impl SharedSales {
         }
     }
 
-    /// Returns whether this process has sold the purchase and is about to record it.
-    fn is_unrecorded(&self, sku: &Sku, purchase: &Purchase) -> bool {
-        let key = (purchase.product, sku.clone());
-        self.unrecorded.lock().get(&key).is_some_and(|purchases| purchases.contains_key(&purchase.buyer))
-    }
-
-    /// Forgets purchases that are recorded, or refused and thus left to the worker.
-    fn remove_unrecorded(&self, product: ProductId, sku: &Sku, page: &[(UserId, UnrecordedPurchase)]) {
-        let (mut unrecorded, key) = (self.unrecorded.lock(), (product, sku.clone()));
-        if let Some(purchases) = unrecorded.get_mut(&key) {
-            page.iter().for_each(|(buyer, _)| drop(purchases.remove(buyer)));
-            if purchases.is_empty() {
-                unrecorded.remove(&key);
-            }
+    /// Removes entries of recorded purchases from the stream of a sale. If it fails, the worker removes them.
+    async fn remove_recorded(&self, sku: &Sku, entry_ids: Vec<String>) {
+        for entry_ids in entry_ids.chunks(PAGE) {
+            let _ = self.remove_entries(sku, entry_ids.to_vec()).await;
         }
     }
 
@@ -186,7 +178,7 @@ impl SharedSales {
                 }
                 Some(_) if refused_entries.is_backing_off(sku, &entry.id) => continue,
                 // This server is about to record it, and recording it twice would only delay it.
-                Some(purchase) if self.is_unrecorded(sku, &purchase) => continue,
+                Some(purchase) if self.unrecorded.contains(sku, &purchase) => continue,
                 Some(purchase) => {
                     by_product.entry(purchase.product).or_default().push((entry, purchase));
                     continue;

@@ -6,7 +6,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{EndReason, SaleState};
 use weir_store::sale::{SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
-    buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, sku, state_and_stock,
+    buy_batch, buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, receipts,
+    sku, state_and_stock,
 };
 use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture, HasSales};
 use weir_testkit::proxy::Proxy;
@@ -22,7 +23,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn wait_for_empty_stream(server: &Server) {
     wait::until("the stream is empty", ENGINE_TIMEOUT, async || {
-        format!("{:?}", server.command(&["XLEN", "sale:{W}:stream"]).await).contains('0')
+        server.command(&["XLEN", "sale:{W}:stream"]).await.integer() == 0
     })
     .await;
 }
@@ -243,4 +244,26 @@ async fn purchases_before_a_script_failed_are_counted() {
     server.command(&["DEL", "sale:{W}:stream"]).await;
     assert_eq!(buy_each(&h, "W", &["x-0", "x-1"]).await, "AB");
     assert_eq!(find_purchase(&h, "W", "x-1").await.map(|receipt| receipt.number), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_stops_no_sale_and_records_everything_afterwards() {
+    if RedisFixture::skipped() {
+        return;
+    }
+    const BUYERS: usize = 4_000;
+    let server = private_redis();
+    let h = RedisFixture::at(server.url()).await;
+    create_active(&h, "W", 5_000).await;
+    let holder = h.database.connect().await.expect("a session");
+    holder.batch_execute("BEGIN; SELECT FROM products FOR UPDATE").await.expect("the product is locked");
+    for n in 0..BUYERS / 500 {
+        let outcomes = buy_batch(&h, buy_commands("W", &format!("x{n}"), 500)).await;
+        assert_eq!(receipts(&outcomes).len(), 500);
+    }
+    let recorded = h.sales.audit_sales().await.expect("an answer").persisted;
+    assert_eq!(recorded, 0, "the store hangs");
+    holder.batch_execute("COMMIT").await.expect("the product is unlocked");
+    wait_for_empty_stream(&server).await;
+    expect_books(&h, BUYERS as u64).await;
 }

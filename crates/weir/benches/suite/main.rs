@@ -540,7 +540,7 @@ async fn measure_sale(bench: &Bench, results: &mut Results) -> Result<()> {
         (sale::Load::Status, Some(SALE_STATUS_TARGET)),
     ];
     for (load, at_least) in loads {
-        let run = sale::measure(bench, Engines::EMBEDDED, load).await?;
+        let run = sale::measure(bench, Engines::EMBEDDED, None, load).await?;
         let after = empty::measure(bench).await?;
         match at_least {
             Some(at_least) => results.compare(run, [&before, &after], at_least),
@@ -552,7 +552,7 @@ async fn measure_sale(bench: &Bench, results: &mut Results) -> Result<()> {
     let postgres = Postgres::start().await?;
     results.note(postgres.conditions().await?);
     let database = postgres.database().await;
-    let run = sale::measure(bench, on(&database), sale::Load::Attempts).await?;
+    let run = sale::measure(bench, on(&database), None, sale::Load::Attempts).await?;
     postgres.drop_database(database).await?;
     results.add(run);
     sale::script::compare(bench, &postgres, results, SALE_REDIS_TARGET).await?;

@@ -13,6 +13,7 @@ use weir_bench::{LoadOptions, Target, Template, resolve};
 use weir_testkit::http::Client;
 
 use crate::process::Process;
+use crate::redis::Redis;
 use crate::results::{Row, Run, Sender};
 use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, audit};
@@ -32,6 +33,7 @@ const OPEN_FOR: SignedDuration = SignedDuration::from_hours(1);
 /// How long it may take until purchases decided by Redis are in the store.
 const PERSISTED_WITHIN: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
+const STREAM_POLL: Duration = Duration::from_millis(2);
 
 /// The load.
 #[derive(Debug, Clone, Copy)]
@@ -119,42 +121,58 @@ impl Server {
         Ok(audit::read_all(&self.operator).await?["sale"]["items"][0].clone())
     }
 
-    /// Waits until every purchase is in the store, then stops the server. Returns the backlog of the store and failed
-    /// checks: at least `sold_at_least` purchases, and no more than the stock.
-    async fn stop_and_audit(self, sold_at_least: u64) -> (Option<Sender>, Vec<String>) {
-        let (sender, mut failures) = match self.wait_until_persisted(sold_at_least).await {
-            Err(error) => (None, vec![format!("it could not be audited: {error:#}")]),
-            Ok(audited) => audited,
+    /// Waits until every purchase is in the store, then stops the server. Returns failed checks: at least `sold_at_least`
+    /// purchases, and no more than the stock.
+    async fn stop_and_audit(self, sold_at_least: u64) -> Vec<String> {
+        let mut failures = match self.audit(sold_at_least).await {
+            Err(error) => vec![format!("it could not be audited: {error:#}")],
+            Ok(failures) => failures,
         };
         if let Err(error) = self.process.stop().await {
             failures.push(format!("{error:#}"));
         }
-        (sender, failures.iter().map(|failure| format!("{}: {failure}", self.name)).collect())
+        failures.iter().map(|failure| format!("{}: {failure}", self.name)).collect()
     }
 
-    async fn wait_until_persisted(&self, sold_at_least: u64) -> Result<(Option<Sender>, Vec<String>)> {
+    async fn audit(&self, sold_at_least: u64) -> Result<Vec<String>> {
         let ended = Instant::now();
-        let mut backlog = None;
         loop {
             let books = self.books().await?;
             let number = |name: &str| books[name].as_u64().unwrap_or_default();
             let (sold, persisted, stock) = (number("sold"), number("persisted"), number("initialStock"));
-            let backlog = *backlog.get_or_insert(sold.saturating_sub(persisted));
             if sold != persisted && ended.elapsed() < PERSISTED_WITHIN {
                 tokio::time::sleep(POLL).await;
                 continue;
             }
-            let sender =
-                Sender { backlog, lag_s: ended.elapsed().as_secs_f64(), caught_up: sold == persisted };
             let holds = sold == persisted && sold <= stock && sold >= sold_at_least.min(stock);
-            let failures =
-                if holds { Vec::new() } else { vec![format!("the books do not balance: {books}")] };
-            return Ok((Some(sender), failures));
+            return Ok(if holds { Vec::new() } else { vec![format!("the books do not balance: {books}")] });
         }
     }
 }
 
-pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> Result<Run> {
+/// Waits until the store has recorded every purchase, which is when the stream of the sale is empty. Its length is what the
+/// store is behind by; an audit would take longer than that.
+async fn wait_until_recorded(redis: &Redis) -> Sender {
+    let (ended, stream) = (Instant::now(), format!("sale:{{{SKU}}}:stream"));
+    let mut backlog = None;
+    loop {
+        let length = redis.server().command(&["XLEN", &stream]).await.integer();
+        let length = u64::try_from(length).unwrap_or_default();
+        let backlog = *backlog.get_or_insert(length);
+        if length == 0 || ended.elapsed() > PERSISTED_WITHIN {
+            return Sender { backlog, lag_s: ended.elapsed().as_secs_f64(), caught_up: length == 0 };
+        }
+        tokio::time::sleep(STREAM_POLL).await;
+    }
+}
+
+/// Measures `load`. With the Redis that decides, it also measures how far the store is behind.
+pub(crate) async fn measure(
+    bench: &Bench,
+    engines: Engines<'_>,
+    redis: Option<&Redis>,
+    load: Load,
+) -> Result<Run> {
     let name = format!("weir {}, {}", engines.name(), load.name());
     eprintln!("measuring: {name}");
     let server = Server::start(bench, &name, engines, load.stock()).await?;
@@ -169,7 +187,10 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     };
     let report = weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))?;
     let sold_at_least = if matches!(load, Load::Status) { 0 } else { report.expected() };
-    let (sender, failures) = server.stop_and_audit(sold_at_least).await;
-    let sender = if matches!(load, Load::Units) { sender } else { None };
+    let sender = match redis {
+        Some(redis) if matches!(load, Load::Units) => Some(wait_until_recorded(redis).await),
+        _ => None,
+    };
+    let failures = server.stop_and_audit(sold_at_least).await;
     Ok(Run { row: Row { sender, ..Row::from_report(&report) }, failures })
 }

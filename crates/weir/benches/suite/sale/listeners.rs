@@ -59,7 +59,7 @@ pub(crate) async fn measure(bench: &Bench) -> Result<StreamResults> {
     };
     tokio::time::timeout(LIMIT, all).await.context("not every stream received that it is sold out")?;
     ensure!(received.0 == COUNT, "{} of {COUNT} streams received that it is sold out", received.0);
-    let (_, failures) = server.stop_and_audit(1).await;
+    let failures = server.stop_and_audit(1).await;
     let notified_ms = received.1.duration_since(bought_at).as_secs_f64() * 1e3;
     let kb_each = after_kb.saturating_sub(before_kb) as f64 * 1.024 / COUNT as f64;
     Ok(StreamResults { notified_ms, kb_each, failures })

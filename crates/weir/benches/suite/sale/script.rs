@@ -32,7 +32,7 @@ pub(crate) async fn compare(
     redis.clear().await;
     let database = postgres.database().await;
     let engines = Engines { postgres: Some(database.url()), redis: Some(redis.url()), ..Engines::EMBEDDED };
-    let run = super::measure(bench, engines, Load::Attempts).await?;
+    let run = super::measure(bench, engines, Some(&redis), Load::Attempts).await?;
     postgres.drop_database(database).await?;
     let after = measure(bench, &redis).await?;
     results.compare(run, [&before, &after], at_least);
@@ -40,7 +40,7 @@ pub(crate) async fn compare(
     redis.clear().await;
     let database = postgres.database().await;
     let engines = Engines { postgres: Some(database.url()), redis: Some(redis.url()), ..Engines::EMBEDDED };
-    let run = super::measure(bench, engines, Load::Units).await?;
+    let run = super::measure(bench, engines, Some(&redis), Load::Units).await?;
     postgres.drop_database(database).await?;
     results.rate_target(&run.row, PURCHASES_TARGET_PER_S);
     if let Some(sender) = run.row.sender {
