@@ -16,8 +16,9 @@ use tokio_postgres::{Client, Row, Statement};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
+use crate::primary::{self, Driving};
 use crate::target::PostgresTarget;
-use crate::{ENGINE, requirements, tls};
+use crate::{ENGINE, requirements};
 
 /// The server cancels a statement this long before the call times out.
 const STATEMENT_MARGIN: Duration = Duration::from_millis(100);
@@ -52,6 +53,8 @@ pub(crate) struct Connection {
     statements: Mutex<HashMap<&'static str, Statement>>,
     /// The row of each topic's ledger that this connection adds to: the column `slot` of `queue_ledger`.
     pub(crate) ledger_row: i16,
+    /// The server's timeline: see [`crate::primary`].
+    pub(crate) timeline: u32,
     _driver: Driver,
 }
 
@@ -63,12 +66,13 @@ impl Connection {
     }
 
     async fn open_unbounded(target: &PostgresTarget) -> Result<Self> {
-        let (client, driver) = connect(target).await?;
+        let primary::Link { client, driving, timeline } = primary::connect(target).await?;
+        let driver = Driver::start(driving);
         let settings =
             format!("{}{}{SESSION_SETTINGS}", timeouts(target.call_timeout), requirements::SESSION_SETTINGS);
         client.batch_execute(&settings).await.map_err(classify)?;
         let ledger_row = fastrand::i16(0..LEDGER_ROWS);
-        Ok(Self { client, statements: Mutex::default(), ledger_row, _driver: driver })
+        Ok(Self { client, statements: Mutex::default(), ledger_row, timeline, _driver: driver })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -151,20 +155,25 @@ fn timeouts(call: Duration) -> String {
 
 /// Connects and starts the task that drives the connection.
 pub(crate) async fn connect(target: &PostgresTarget) -> Result<(Client, Driver)> {
-    let (client, connection) =
-        target.config.connect(tls::connector(&target.trust)?).await.map_err(classify)?;
-    let driver = tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a Postgres connection was lost");
-        }
-    });
-    Ok((client, Driver(driver.abort_handle())))
+    let link = primary::connect(target).await?;
+    Ok((link.client, Driver::start(link.driving)))
 }
 
 /// The task that drives a connection. Aborted on drop: after dropping the client alone it would still try to send a
 /// termination message, which a dead peer never receives.
 #[derive(Debug)]
 pub(crate) struct Driver(AbortHandle);
+
+impl Driver {
+    fn start(driving: Driving) -> Self {
+        let driver = tokio::spawn(async move {
+            if let Err(error) = driving.await {
+                tracing::debug!(%error, "a Postgres connection was lost");
+            }
+        });
+        Self(driver.abort_handle())
+    }
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {

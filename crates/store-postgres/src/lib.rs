@@ -9,6 +9,7 @@ mod error;
 mod listener;
 mod migrate;
 mod pool;
+mod primary;
 #[cfg(test)]
 mod query_plan_tests;
 mod queue;
@@ -183,6 +184,9 @@ impl StoreHealth for Postgres {
 pub fn is_refusal(error: &weir_store::Error) -> bool {
     let mut cause = error.cause();
     while let Some(error) = cause {
+        if let Some(no_primary) = error.downcast_ref::<primary::NoPrimary>() {
+            return no_primary.is_refusal();
+        }
         let refused_by_server = error
             .downcast_ref::<tokio_postgres::Error>()
             .and_then(tokio_postgres::Error::code)

@@ -17,12 +17,13 @@ use weir_store::{Error, Result};
 
 use crate::error::classify;
 use crate::target::PostgresTarget;
-use crate::{ENGINE, tls};
+use crate::{ENGINE, primary};
 
 /// The channel on which the ids of users with changed limits are published.
 pub(crate) const CHANNEL: &str = "weir_quota";
 
-const EPOCH: &str = "SELECT epoch FROM quota_cache";
+/// Returns no row on a server that has become a standby: it knows nothing of changes on the new primary.
+const EPOCH: &str = "SELECT epoch FROM quota_cache WHERE current_setting('transaction_read_only') = 'off'";
 /// Changes that the cache may not have invalidated yet: their server has died, or is still at it.
 const PENDING: &str = "SELECT user_id FROM quota_cache_forget";
 /// How often the epoch is read.
@@ -55,13 +56,12 @@ pub(crate) fn start(
 
 /// Listens until the connection is lost.
 async fn listen_once(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -> Result<()> {
-    let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
     let timeout = target.listen_timeout();
-    let (client, mut connection) = bounded(timeout, connect).await?;
+    let primary::Link { client, mut driving, timeline } = bounded(timeout, primary::connect(target)).await?;
     // Drives the connection and publishes its notifications; ends with the connection.
     let receive = poll_fn(|context| {
         loop {
-            return match connection.poll_message(context) {
+            return match driving.poll_message(context) {
                 Poll::Ready(Some(Ok(AsyncMessage::Notification(notification)))) => {
                     limit_changes.publish(&read_change(notification.payload()));
                     continue;
@@ -78,11 +78,17 @@ async fn listen_once(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -
     let mut receive = pin!(receive);
     tokio::select! {
         ended = &mut receive => ended,
-        ended = poll_epoch(&client, limit_changes, timeout) => ended,
+        ended = poll_epoch(&client, limit_changes, target, timeline) => ended,
     }
 }
 
-async fn poll_epoch(client: &Client, limit_changes: &LimitChangeFeed, timeout: Duration) -> Result<()> {
+async fn poll_epoch(
+    client: &Client,
+    limit_changes: &LimitChangeFeed,
+    target: &PostgresTarget,
+    timeline: u32,
+) -> Result<()> {
+    let timeout = target.listen_timeout();
     let statement_ms = timeout.saturating_sub(STATEMENT_MARGIN).as_millis().max(1);
     let listen = format!("SET statement_timeout = {statement_ms}; LISTEN {CHANNEL}");
     bounded(timeout, async { client.batch_execute(&listen).await.map_err(classify) }).await?;
@@ -96,6 +102,9 @@ async fn poll_epoch(client: &Client, limit_changes: &LimitChangeFeed, timeout: D
     loop {
         let queried_at = Instant::now();
         let row = bounded(timeout, async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
+        if !target.known_primary.is_latest(timeline) {
+            return Err(Error::unavailable(ENGINE, "another server has been promoted"));
+        }
         let epoch: i64 = row.try_get(0).map_err(classify)?;
         limit_changes.mark_current(queried_at, epoch.unsigned_abs());
         tokio::time::sleep(POLL_EVERY).await;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
@@ -101,7 +102,8 @@ impl Pool {
 impl SharedPool {
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock();
-        idle.retain(|connection| !connection.is_closed());
+        let known_primary = &self.target.known_primary;
+        idle.retain(|connection| !connection.is_closed() && known_primary.is_latest(connection.timeline));
         idle.pop()
     }
 
@@ -167,7 +169,13 @@ impl Session {
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T> {
         match tokio::time::timeout(self.pool.target.call_timeout, call).await {
-            Ok(outcome) => outcome.map_err(crate::error::classify),
+            Ok(outcome) => outcome.map_err(|error| {
+                // The server has become a standby: the other connections are of no use either.
+                if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
+                    self.pool.close_idle();
+                }
+                crate::error::classify(error)
+            }),
             Err(elapsed) => {
                 self.pool.close_idle();
                 Err(Error::unavailable(ENGINE, elapsed))
@@ -246,5 +254,22 @@ mod tests {
         let second = pool.session().await.unwrap_err();
         assert!(second.is_transient());
         assert!(format!("{second:?}").contains("next attempt"), "{second:?}");
+    }
+
+    #[tokio::test]
+    async fn connections_to_a_server_that_has_become_a_standby_are_closed() {
+        if weir_testkit::skip("postgres") {
+            return;
+        }
+        let database = weir_testkit::postgres::Server::shared().database("read_only").await;
+        let pool = Pool::new(database.url().parse().unwrap(), 2);
+        let (first, second) = (pool.session().await.unwrap(), pool.session().await.unwrap());
+        first.run("SET default_transaction_read_only = on").await.unwrap();
+        second.keep();
+        first.keep();
+        let error = pool.execute("CREATE TABLE t ()", &[]).await.unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
+        assert!(pool.shared.idle.lock().is_empty());
+        pool.execute("CREATE TABLE t ()", &[]).await.unwrap();
     }
 }

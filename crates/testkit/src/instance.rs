@@ -21,6 +21,10 @@ pub(crate) trait Instance: Send + 'static {
     fn pause(&mut self);
     fn resume(&mut self);
     fn log(&self) -> String;
+    /// Makes a stopped PostgreSQL a standby from its next start on.
+    fn demote(&mut self) {
+        panic!("only a PostgreSQL that runs from local programs can become a standby");
+    }
 }
 
 /// An [`Instance`] whose data can be erased.

@@ -24,6 +24,7 @@ mod connection;
 mod database;
 mod docker;
 mod find;
+mod standby;
 
 const SUPERUSER: &str = "postgres";
 

@@ -127,10 +127,12 @@ impl CacheChoice {
 
 impl StoreSettings {
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
-        let stores = "embedded, or postgres://user:password@host:port/database with sslmode one of disable, prefer, \
-                      require, verify-ca, verify-full";
+        let stores = "embedded, or postgres://user:password@host:port[,host:port]/database with sslmode one of disable, \
+                      prefer, require, verify-ca, verify-full, and target_session_attrs, if given, read-write";
         let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \
-                      ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c";
+                      ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c; Sentinel is \
+                      not supported: name an address that follows the primary, such as a virtual IP or HAProxy, or use \
+                      Redis Cluster";
         let engine = reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?;
         let cache = reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?;
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::statvfs;
 use rustix::process::{Pid, Signal};
+use url::Url;
 
 use super::{Options, SUPERUSER};
 use crate::certificates::Certificates;
@@ -49,6 +50,26 @@ struct Owner {
 
 impl Cluster {
     pub(super) fn create(bin_dir: &Path, port: u16, password: &str, options: &Options) -> Self {
+        let cluster = Self::empty(bin_dir, port, options);
+        cluster.initialise(password);
+        if options.tls {
+            cluster.require_tls();
+        }
+        cluster
+    }
+
+    /// A copy of the running server `primary`, which follows it. Its password is the primary's.
+    pub(super) fn create_standby(bin_dir: &Path, port: u16, primary: &Url, options: &Options) -> Self {
+        let cluster = Self::empty(bin_dir, port, options);
+        // Makes pg_basebackup write the settings with which the standby connects, the password among them.
+        let arguments = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D"];
+        let mut command = cluster.command("pg_basebackup");
+        cluster.run(command.args(arguments).arg(cluster.data()).arg(format!("--dbname={primary}")));
+        cluster
+    }
+
+    /// A directory for a cluster.
+    fn empty(bin_dir: &Path, port: u16, options: &Options) -> Self {
         let owner = rustix::process::geteuid().is_root().then(unprivileged_user);
         let directory = temporary_directory(options.in_memory);
         let watchdog = Watchdog::start(
@@ -65,10 +86,6 @@ impl Cluster {
             watchdog,
         };
         cluster.give_to_owner(&cluster.directory.clone());
-        cluster.initialise(password);
-        if options.tls {
-            cluster.require_tls();
-        }
         cluster
     }
 
@@ -82,25 +99,22 @@ impl Cluster {
 
     fn initialise(&self, password: &str) {
         let password_file = self.write("password", password);
-        let output = self
-            .command("initdb")
-            .args([
-                "--username",
-                SUPERUSER,
-                "--auth=scram-sha-256",
-                "--encoding=UTF8",
-                "--no-locale",
-                "--no-sync",
-            ])
-            .arg("--pwfile")
-            .arg(password_file)
-            .arg("-D")
-            .arg(self.data())
-            .output()
-            .unwrap_or_else(|error| panic!("cannot run {}/initdb: {error}", self.bin_dir.display()));
+        let arguments =
+            ["--username", SUPERUSER, "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-sync"];
+        let mut command = self.command("initdb");
+        self.run(command.args(arguments).arg("--pwfile").arg(password_file).arg("-D").arg(self.data()));
+    }
+
+    /// Runs a program, which must succeed.
+    fn run(&self, command: &mut Command) {
+        let output = command.output();
+        let output = output.unwrap_or_else(|error| {
+            panic!("cannot run a program in {}: {error}", self.bin_dir.display());
+        });
         assert!(
             output.status.success(),
-            "initdb failed: {}{}",
+            "{} failed: {}{}",
+            command.get_program().display(),
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
@@ -240,6 +254,11 @@ impl Instance for Cluster {
 
     fn log(&self) -> String {
         fs::read_to_string(self.directory.join("postgres.log")).unwrap_or_default()
+    }
+
+    fn demote(&mut self) {
+        assert!(self.postmaster.is_none(), "this PostgreSQL is running: stop() or crash() it first");
+        self.write("data/standby.signal", "");
     }
 }
 

@@ -84,6 +84,21 @@ impl Database {
         url.into()
     }
 
+    /// The database of this name on another server, such as a standby.
+    #[must_use]
+    pub fn on(&self, server: &super::Server) -> Self {
+        let mut url = server.url.clone();
+        url.set_path(self.url.path());
+        Self { url, ca_file: server.ca_file.clone(), cleanup: Cleanup::Nothing }
+    }
+
+    /// The URL of this database on either of two servers, of which one accepts writes.
+    #[must_use]
+    pub fn url_with(&self, other: &super::Server) -> String {
+        let (own, other) = (self.url.authority(), other.addr());
+        self.url.as_str().replacen(own, &format!("{own},{other}"), 1)
+    }
+
     /// Opens a session, such as one that holds a lock.
     pub async fn connect(&self) -> Result<Client, Error> {
         open(&self.url, self.ca_file.as_deref()).await

@@ -12,6 +12,7 @@ mod contract;
 mod crash;
 mod dead_letters;
 mod deploy;
+mod failover;
 mod fixtures;
 mod gateway;
 mod graceful_stop;

@@ -29,6 +29,16 @@ fn a_wrong_setting_stops_the_start_with_one_sentence_and_code_2() {
         (vec!["--roles", "cook"], vec![], ["--roles", "cook", "sender"]),
         (vec!["--config", "missing.toml"], vec![], ["config", "missing.toml", "read"]),
         (vec![], vec![("WEIR_JWKS_FILE", "missing.json")], ["WEIR_JWKS_FILE", "missing.json", "JWKS"]),
+        (
+            vec!["--cache", "redis+sentinel://a:26379,b:26379/mymaster"],
+            vec![],
+            ["--cache", "Sentinel is not supported", "an address that follows the primary"],
+        ),
+        (
+            vec!["--store", "postgres://a,b/weir?target_session_attrs=any"],
+            vec![],
+            ["--store", "host:port[,host:port]", "target_session_attrs, if given, read-write"],
+        ),
         (vec!["--data", "/proc/nope"], vec![], ["data", "/proc/nope", "directory"]),
     ] {
         let output = run(&[&["serve"][..], &arguments].concat(), &environment);
