@@ -1,6 +1,7 @@
 # make run    build and start Weir on the embedded engine (a quick build, to try it)
 # make build  the binary for use: target/release/weir
 # make page   the sale page alone, for the next build
+# make stack  the services of compose.yaml without Docker: Postgres, Redis, Kafka, Weir, nginx, Prometheus
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
 # make bench  benchmarks next to baselines; writes bench/results and docs/performance.md
 # make help   this list
@@ -13,7 +14,7 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build test fmt prose lint compile unit web schemathesis chromium bench deps
+.PHONY: help run page build stack test fmt prose lint compile unit web schemathesis chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -37,6 +38,12 @@ web/dist/index.html: $(PAGE_SOURCES)
 
 build:
 	cargo build --release --locked -p weir
+
+# Installs the servers that it needs, as the tests do. Stops them all at Ctrl-C.
+stack: page
+	cargo build --profile quick --locked -p weir
+	cargo build --profile quick --locked -p weir-testkit --bin weir-stack
+	@exec ./target/quick/weir-stack target/quick/weir
 
 # The page comes first, since the tested server embeds it.
 test: fmt prose page deps compile chromium

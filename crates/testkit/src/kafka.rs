@@ -4,9 +4,12 @@
 //! are created on first use. A test that stops, crashes or pauses Kafka uses a [`Broker::private`] one. `find` locates or
 //! installs Kafka, `config` writes its configuration, and `protocol` checks whether a broker is ready.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::discover::EngineSource;
 use crate::instance::{Handle, Instance, run_blocking, with_unused_port};
 use crate::proxy::Proxy;
 
@@ -23,6 +26,22 @@ const NAME: &str = "Kafka";
 struct ProxyListener {
     listen: SocketAddr,
     advertise: SocketAddr,
+}
+
+/// The command of a broker with the variables of Kafka's image, and storage in the directory that they name.
+pub(crate) fn command(
+    environment: &BTreeMap<String, String>,
+    directory: &Path,
+) -> Result<(PathBuf, Vec<String>), String> {
+    match find::source()? {
+        EngineSource::Local(kafka) => config::image_command(kafka, environment, directory),
+        EngineSource::Docker => Err("Kafka's jars cannot be fetched: install Java 17 and Maven".to_owned()),
+    }
+}
+
+/// Whether a broker serves requests. The error says why not.
+pub(crate) fn answers(address: SocketAddr) -> Result<(), String> {
+    protocol::probe(address)
 }
 
 /// A running Kafka. It is stopped and its files are removed when this value is dropped or the test process ends.

@@ -15,6 +15,7 @@ pub mod process;
 pub mod proxy;
 pub mod raw_connection;
 pub mod redis;
+pub mod stack;
 pub mod status_counts;
 pub mod tls;
 pub mod wait;

@@ -5,7 +5,7 @@
 //! `docker` a container.
 
 use std::ffi::OsString;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -108,13 +108,37 @@ impl Server {
     /// A private server with these options. Blocks until it is ready.
     pub fn with_options(options: &Options) -> Self {
         let source = find::source().unwrap_or_else(|reason| panic!("{reason}"));
-        with_unused_port("PostgreSQL", |port| Self::create(source, port, options))
+        with_unused_port("PostgreSQL", |port| Self::create(source, Ipv4Addr::LOCALHOST, port, options))
     }
 
-    fn create(source: &EngineSource, port: u16, options: &Options) -> Result<Self, String> {
+    /// A private server at this loopback address. Blocks until it is ready.
+    pub(crate) fn at(address: Ipv4Addr, port: u16) -> Result<Self, String> {
+        let mut options = Options::default();
+        options.settings.push(("listen_addresses".to_owned(), address.to_string()));
+        match find::source()? {
+            EngineSource::Docker => {
+                Err("PostgreSQL is not installed and cannot be: install Debian's postgresql".to_owned())
+            }
+            local @ EngineSource::Local(_) => Self::create(local, address, port, &options),
+        }
+    }
+
+    /// Runs a statement on the database `postgres`. Blocks.
+    pub(crate) fn execute_blocking(&self, sql: &str) -> Result<(), String> {
+        let run =
+            async { connection::open(&self.url, self.ca_file.as_deref()).await?.batch_execute(sql).await };
+        connection::block_on(run).map_err(|error| connection::describe(&error))
+    }
+
+    fn create(
+        source: &EngineSource,
+        address: Ipv4Addr,
+        port: u16,
+        options: &Options,
+    ) -> Result<Self, String> {
         // With characters that must be percent-encoded, so that code that parses URLs by hand fails.
         let password = format!("{:016x}%@/", fastrand::u64(..));
-        let host = if options.tls { "localhost" } else { "127.0.0.1" };
+        let host = if options.tls { "localhost".to_owned() } else { address.to_string() };
         let mut url =
             Url::parse(&format!("postgres://{SUPERUSER}@{host}:{port}/postgres")).expect("a valid URL");
         // `set_password` encodes `@` and `/` but takes a `%` as already encoded.

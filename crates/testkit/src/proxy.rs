@@ -37,11 +37,17 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a free port and forwards everything.
     pub async fn start(upstream: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback has a free port");
-        let addr = listener.local_addr().expect("a bound listener has an address");
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self::listen(listen, upstream).await.expect("loopback has a free port")
+    }
+
+    /// [`start`](Self::start) at this address.
+    pub async fn listen(listen: SocketAddr, upstream: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(listen).await?;
+        let addr = listener.local_addr()?;
         let control = Arc::new(watch::Sender::new(Control { mode: Mode::Pass, cuts: 0 }));
         let acceptor = tokio::spawn(accept(listener, upstream, Arc::clone(&control)));
-        Self { addr, control, acceptor }
+        Ok(Self { addr, control, acceptor })
     }
 
     pub fn addr(&self) -> SocketAddr {

@@ -6,11 +6,12 @@
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use url::Url;
 
+use crate::discover::EngineSource;
 use crate::instance::{Erasable, Handle, run_blocking, with_unused_port};
 use connection::Endpoint;
 
@@ -23,6 +24,16 @@ mod connection;
 mod find;
 
 const NAME: &str = "Redis";
+
+/// The program `redis-server`, installed if needed.
+pub(crate) fn program() -> Result<PathBuf, String> {
+    match find::source()? {
+        EngineSource::Local(program) => Ok(program.clone()),
+        EngineSource::Docker => {
+            Err("Redis is not installed and cannot be: install Debian's redis-server".to_owned())
+        }
+    }
+}
 
 /// How to start a private server.
 #[derive(Debug, Clone)]

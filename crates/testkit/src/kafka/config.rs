@@ -1,8 +1,10 @@
 //! Runs Kafka as a local Java process or in a container, and writes its `server.properties`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -63,16 +65,48 @@ pub(super) fn instance(
 pub(super) fn daemon(kafka: &Path, port: u16, proxied: Option<ProxyListener>, more: &[OsString]) -> Daemon {
     let java = find::java().expect("find::source has found or installed Java");
     let mut daemon = Daemon::create(NAME, &java);
-    for file in fs::read_dir(kafka.join("formatted")).into_iter().flatten().flatten() {
-        let copied = fs::copy(file.path(), daemon.data().join(file.file_name()));
-        copied.unwrap_or_else(|error| panic!("cannot copy {}: {error}", file.path().display()));
-    }
+    copy_formatted(kafka, &daemon.data()).unwrap_or_else(|reason| panic!("{reason}"));
     let config = daemon.write("server.properties", &properties("127.0.0.1", port, proxied, &daemon.data()));
     let mut arguments = more.to_vec();
     arguments.extend(java_arguments(&kafka.join("jars"), daemon.directory()));
     arguments.extend(["kafka.Kafka".into(), config.into()]);
     daemon.set_arguments(arguments);
     daemon
+}
+
+/// Copies formatted storage, which every broker here begins with.
+fn copy_formatted(kafka: &Path, data: &Path) -> Result<(), String> {
+    for file in fs::read_dir(kafka.join("formatted")).into_iter().flatten().flatten() {
+        fs::copy(file.path(), data.join(file.file_name()))
+            .map_err(|error| format!("cannot copy {}: {error}", file.path().display()))?;
+    }
+    Ok(())
+}
+
+/// The program and arguments of a broker that is configured as the image does it: `KAFKA_LOG_DIRS` is `log.dirs`, and so on.
+pub(super) fn image_command(
+    kafka: &Path,
+    environment: &BTreeMap<String, String>,
+    directory: &Path,
+) -> Result<(PathBuf, Vec<String>), String> {
+    let java = find::java().ok_or("Java is not installed")?;
+    let heap = environment.get("KAFKA_HEAP_OPTS").map(String::as_str).unwrap_or_default();
+    let data = environment.get("KAFKA_LOG_DIRS").ok_or("KAFKA_LOG_DIRS is not set")?;
+    copy_formatted(kafka, Path::new(data))?;
+    let mut properties = String::new();
+    for (name, value) in environment.iter().filter(|(name, _)| *name != "KAFKA_HEAP_OPTS") {
+        if let Some(name) = name.strip_prefix("KAFKA_") {
+            let _ = writeln!(properties, "{}={value}", name.to_lowercase().replace('_', "."));
+        }
+    }
+    let config = directory.join("server.properties");
+    fs::write(&config, properties).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
+    let text = |argument: OsString| argument.to_string_lossy().into_owned();
+    let mut arguments: Vec<String> = class_archive::java_options(kafka).into_iter().map(text).collect();
+    arguments.extend(java_arguments(&kafka.join("jars"), directory).into_iter().map(text));
+    arguments.extend(heap.split_whitespace().map(str::to_owned));
+    arguments.extend(["kafka.Kafka".to_owned(), config.display().to_string()]);
+    Ok((java, arguments))
 }
 
 /// The arguments of Java before the main class.

@@ -1,103 +1,65 @@
 //! Checks the files in `deploy/`: their settings exist and are accepted, services have health checks and wait only for services
-//! that exist, volumes are declared, versions agree.
-//!
-//! No container is started, and the files are read line by line: the compose file is simple enough, and a YAML parser would be
-//! one more dependency.
+//! that exist, volumes are declared, versions agree. `stack.rs` starts what the compose file describes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::LazyLock;
 
+use serde_json::Value;
 use weir_server::settings::Settings;
 use weir_server::settings::log::LogFormat;
 use weir_server::settings::source::{Sources, flatten_toml};
 use weir_server::settings::store::{BrokerChoice, CacheChoice, EngineChoice};
+use weir_testkit::stack::compose::{self, Compose, Service};
 
-const COMPOSE: &str = include_str!("../../../../deploy/docker-compose.yml");
+const COMPOSE_TEXT: &str = include_str!("../../../../deploy/docker-compose.yml");
 const DOCKERFILE: &str = include_str!("../../../../deploy/Dockerfile");
 const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 const ALERT_TESTS: &str = include_str!("../../../../deploy/prometheus/alerts_test.yml");
 const ENV_EXAMPLE: &str = include_str!("../../../../deploy/.env.example");
 const README: &str = include_str!("../../../../deploy/README.md");
 
-/// Returns the lines below the key at the end of `path`, without common indentation and comments.
-fn below(path: &[&str]) -> Option<Vec<String>> {
-    let mut lines: Vec<String> = COMPOSE
-        .lines()
-        .filter(|line| !line.trim_start().is_empty() && !line.trim_start().starts_with('#'))
-        .map(str::to_owned)
-        .collect();
-    for key in path {
-        let is_key = |line: &String| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
-        let start = lines.iter().position(is_key)?;
-        let inner = lines[start + 1..].iter().take_while(|line| line.starts_with(' '));
-        let indent = inner.clone().next().map_or(0, |line| line.len() - line.trim_start().len());
-        lines = inner.map(|line| line[indent..].to_owned()).collect();
-    }
-    Some(lines)
-}
+/// `compose.yaml` with what it includes and with all defaults.
+static COMPOSE: LazyLock<Compose> = LazyLock::new(|| {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    Compose::read(&root, &|_| None).unwrap_or_else(|error| panic!("{error}"))
+});
 
-/// Returns the keys directly below `path`.
-fn keys(path: &[&str]) -> BTreeSet<String> {
-    let lines = below(path).unwrap_or_default();
-    let keys = lines.iter().filter(|line| !line.starts_with([' ', '-']));
-    keys.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
-}
-
-/// Returns a service's environment with all defaults.
-fn environment(service: &str) -> BTreeMap<String, String> {
-    let lines = below(&["services", service, "environment"]).unwrap_or_default();
-    let pairs = lines.iter().filter_map(|line| line.split_once(": "));
-    pairs.map(|(name, value)| (name.to_owned(), with_defaults(value.trim_matches('"')))).collect()
-}
-
-/// Replaces each `${NAME:-default}` by its default, the innermost first, because they may be nested.
-fn with_defaults(text: &str) -> String {
-    let mut text = text.to_owned();
-    while let Some(start) = text.rfind("${") {
-        let end = start + text[start..].find('}').expect("a } for each ${");
-        let (_, default) = text[start..end].split_once(":-").expect("a default for each variable");
-        text = format!("{}{default}{}", &text[..start], &text[end + 1..]);
-    }
-    text
+fn service(name: &str) -> &'static Service {
+    COMPOSE.services.get(name).unwrap_or_else(|| panic!("no service {name}"))
 }
 
 /// Returns the names of the variables in the compose file.
 fn compose_variables() -> BTreeSet<&'static str> {
-    let names = COMPOSE.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let names = COMPOSE_TEXT.lines().filter(|line| !line.trim_start().starts_with('#'));
     let names = names.flat_map(|line| line.split("${").skip(1));
     names.filter_map(|rest| Some(rest.split_once(":-")?.0)).collect()
 }
 
-/// Returns the variables that the image sets.
 fn image_environment() -> BTreeMap<String, String> {
-    let words = DOCKERFILE.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
-    let pairs = words.filter_map(|word| word.split_once('='));
-    pairs
-        .filter(|(name, _)| name.starts_with("WEIR_"))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
+    compose::image_environment(DOCKERFILE)
 }
 
 /// Returns the settings of a service: its own variables, then those of the image.
-fn settings(service: &str) -> Settings {
+fn settings(name: &str) -> Settings {
     let mut variables = image_environment();
-    variables.extend(environment(service));
+    variables.extend(service(name).environment());
     variables.retain(|name, _| name.starts_with("WEIR_"));
     let sources = Sources { environment: variables, ..Sources::default() };
-    Settings::read(sources).unwrap_or_else(|error| panic!("{service}: {error}"))
+    Settings::read(sources).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Returns the services that run Weir.
-fn weir_services() -> Vec<String> {
-    let all = keys(&["services"]).into_iter();
-    all.filter(|service| keys(&["services", service]).contains("build")).collect()
+fn weir_services() -> Vec<&'static str> {
+    let all = COMPOSE.services.iter();
+    all.filter(|(_, service)| service.build.is_some()).map(|(name, _)| name.as_str()).collect()
 }
 
 #[test]
 fn every_variable_of_the_deployment_is_known_and_accepted() {
     assert_eq!(weir_services(), ["gateway", "sender", "worker"]);
     for service in weir_services() {
-        assert_eq!(settings(&service).unknown_variables, [""; 0], "{service}");
+        assert_eq!(settings(service).unknown_variables, [""; 0], "{service}");
     }
 }
 
@@ -118,7 +80,7 @@ fn the_image_starts_and_requires_credentials_unless_anonymous_callers_are_allowe
 #[test]
 fn the_stack_requires_credentials() {
     for service in weir_services() {
-        let auth = settings(&service).auth;
+        let auth = settings(service).auth;
         assert!(!auth.allow_anonymous && !auth.allow_anonymous_grpc, "{service}");
     }
 }
@@ -157,57 +119,67 @@ fn gateway_sender_and_worker_share_engines_and_secrets_and_split_the_roles() {
 
 #[test]
 fn every_service_has_a_health_check_restarts_a_memory_limit_and_healthy_dependencies() {
-    let services = keys(&["services"]);
-    assert_eq!(
-        services.iter().map(String::as_str).collect::<Vec<_>>(),
-        ["gateway", "kafka", "postgres", "redis", "sender", "worker"]
-    );
-    for service in &services {
-        assert!(
-            keys(&["services", service, "healthcheck"]).contains("test"),
-            "{service} has no health check"
-        );
-        let properties = keys(&["services", service]);
-        assert!(
-            properties.contains("restart") && properties.contains("mem_limit"),
-            "{service}: {properties:?}"
-        );
-        for other in keys(&["services", service, "depends_on"]) {
-            assert!(services.contains(&other), "{service} waits for {other}, which does not exist");
-            let condition = below(&["services", service, "depends_on", &other]).unwrap();
-            assert_eq!(condition, ["condition: service_healthy"], "{service} waits for {other}");
+    let names: Vec<&str> = COMPOSE.services.keys().map(String::as_str).collect();
+    let expected = [
+        "gateway",
+        "grafana",
+        "kafka",
+        "nginx",
+        "ports",
+        "postgres",
+        "prometheus",
+        "redis",
+        "sender",
+        "worker",
+    ];
+    assert_eq!(names, expected);
+    for (name, service) in &COMPOSE.services {
+        let check = service.healthcheck.as_ref().unwrap_or_else(|| panic!("{name} has no health check"));
+        assert!(matches!(check.test[0].as_str(), "CMD" | "CMD-SHELL"), "{name}");
+        assert!(service.restart.is_some() && service.mem_limit.is_some(), "{name}");
+        for (other, dependency) in &service.depends_on {
+            assert!(names.contains(&other.as_str()), "{name} waits for {other}, which does not exist");
+            assert_eq!(dependency.condition, "service_healthy", "{name} waits for {other}");
         }
     }
     for weir in weir_services() {
-        let dependencies = keys(&["services", &weir, "depends_on"]);
-        assert!(
-            dependencies.contains("postgres") && dependencies.contains("kafka"),
-            "{weir} waits for {dependencies:?}"
-        );
+        let dependencies = &service(weir).depends_on;
+        assert!(dependencies.contains_key("postgres") && dependencies.contains_key("kafka"), "{weir}");
     }
 }
 
 #[test]
-fn every_volume_is_declared_and_used_and_postgres_has_one() {
-    let used = |service: &str| {
-        let lines = below(&["services", service, "volumes"]).unwrap_or_default();
-        let names =
-            lines.iter().filter_map(|line| Some(line.strip_prefix("- ")?.split_once(':')?.0.to_owned()));
-        names.collect::<BTreeSet<_>>()
-    };
-    let services = keys(&["services"]);
-    let all: BTreeSet<_> = services.iter().flat_map(|service| used(service)).collect();
-    assert_eq!(all, keys(&["volumes"]));
-    assert!(!used("postgres").is_empty() && !used("kafka").is_empty());
-}
-
-#[test]
-fn the_stack_publishes_ports_only_on_loopback() {
-    for service in keys(&["services"]) {
-        for port in below(&["services", &service, "ports"]).unwrap_or_default() {
-            assert!(port.starts_with("- 127.0.0.1:"), "{service} publishes {port}");
+fn every_volume_is_declared_and_used_and_every_mounted_file_exists() {
+    let (mut used, mut files) = (BTreeSet::new(), 0);
+    for (name, service) in &COMPOSE.services {
+        for volume in &service.volumes {
+            let (source, _) = volume.split_once(':').unwrap();
+            if source.starts_with('.') {
+                files += 1;
+                assert!(COMPOSE.directory.join(source).is_file(), "{name} mounts {source}");
+                assert!(volume.ends_with(":ro"), "{name} may change {source}");
+            } else {
+                used.insert(source);
+            }
         }
     }
+    assert_eq!(used, COMPOSE.volumes.keys().map(String::as_str).collect());
+    assert!(files > 5 && used.contains("postgres-data") && used.contains("kafka-data"));
+}
+
+#[test]
+fn the_stack_publishes_ports_only_on_loopback_and_those_of_engines_only_with_a_profile() {
+    let mut published = BTreeSet::new();
+    for (name, service) in &COMPOSE.services {
+        for port in &service.ports {
+            let rest = port.strip_prefix("127.0.0.1:").unwrap_or_else(|| panic!("{name} publishes {port}"));
+            assert!(published.insert(rest.split_once(':').unwrap().0), "two services have the port {port}");
+            assert!(!["postgres", "redis", "kafka"].contains(&name.as_str()), "{name} publishes {port}");
+        }
+        assert_eq!(service.profiles.is_empty(), name != "ports");
+    }
+    let local = service("kafka").environment()["KAFKA_ADVERTISED_LISTENERS"].clone();
+    assert!(local.contains("LOCAL://127.0.0.1:9094"), "clients on this machine are told {local}");
 }
 
 #[test]
@@ -219,7 +191,7 @@ fn the_example_environment_lists_every_variable_with_its_default() {
         ENV_EXAMPLE.lines().filter(|line| !line.starts_with('#')).filter_map(|l| l.split_once('='))
     {
         assert!(
-            COMPOSE.contains(&format!("${{{name}:-{value}}}")),
+            COMPOSE_TEXT.contains(&format!("${{{name}:-{value}}}")),
             "{name} is not {value} in the compose file"
         );
     }
@@ -229,12 +201,26 @@ fn the_example_environment_lists_every_variable_with_its_default() {
 fn the_readme_names_only_known_variables() {
     let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
     // Includes variables without a value, which compose passes on if they are set.
-    let known: BTreeSet<_> =
-        weir_services().iter().flat_map(|weir| keys(&["services", weir, "environment"])).collect();
+    let known: BTreeSet<_> = weir_services().into_iter().flat_map(|weir| service(weir).variables()).collect();
     let image = image_environment();
     for name in README.split(|c| !is_name(c)).filter(|word| word.starts_with("WEIR_")) {
         assert!(known.contains(name) || image.contains_key(name), "{name}");
     }
+}
+
+#[test]
+fn the_dashboard_is_provisioned_with_the_datasource_that_its_panels_name() {
+    let read = |path: &str| std::fs::read_to_string(COMPOSE.directory.join("grafana").join(path)).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("weir.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    assert!(panels.len() > 8);
+    for panel in panels {
+        assert_eq!(panel["datasource"]["uid"], "prometheus", "{panel}");
+    }
+    assert!(read("datasources.yml").contains("uid: prometheus"));
+    let mounts = &service("grafana").volumes;
+    assert!(read("dashboards.yml").contains("path: /var/lib/grafana/dashboards"));
+    assert!(mounts.iter().any(|mount| mount.contains(":/var/lib/grafana/dashboards/weir.json:")));
 }
 
 #[test]

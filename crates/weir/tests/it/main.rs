@@ -34,6 +34,7 @@ mod sender;
 mod settings;
 mod shutdown;
 mod slot;
+mod stack;
 mod stdout;
 mod tier;
 mod tls;
