@@ -67,6 +67,7 @@ fn quota() -> Vec<Route> {
 fn slot() -> Vec<Route> {
     vec![
         route!(POST "/api/v1/slots", ASSIGN, slot::assign_slot),
+        route!(GET "/api/v1/slots", ASSIGN, slot::list_slots),
         route!(POST "/api/v1/slots/bulk", ASSIGN, slot::bulk::assign_slots).never_unavailable(),
         route!(POST "/api/v1/slots/forecast", ASSIGN, slot::forecast_slots),
         route!(GET "/api/v1/slots/windows", ASSIGN, slot::list_windows),
@@ -75,6 +76,7 @@ fn slot() -> Vec<Route> {
         route!(POST "/admin/rate-limit/config", Operator, slot::config::put_config),
         route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),
         route!(GET "/admin/rate-limit/config/{name}", Operator, slot::config::get_config),
+        route!(GET "/admin/rate-limit/config/{name}/versions", Operator, slot::config::list_versions),
         route!(DELETE "/admin/rate-limit/config/{name}", Operator, slot::config::deactivate_config),
         route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache).never_unavailable(),
     ]

@@ -13,6 +13,7 @@ macro_rules! slot_suite {
         $crate::suite_tests! { $fixture, slot;
             config: [
                 a_config_has_versions_and_the_last_one_is_active,
+                the_versions_of_a_config_are_listed_newest_first,
                 a_deactivated_config_is_unknown_until_it_is_put_again,
                 configs_are_listed_by_name,
                 a_raised_maximum_reopens_full_windows,
@@ -31,6 +32,7 @@ macro_rules! slot_suite {
                 all_gaps_between_long_runs_of_full_windows_are_found,
                 a_slot_given_back_is_assigned_again,
                 windows_are_listed_in_order,
+                the_slots_of_a_window_are_listed_in_order_of_time_and_event,
                 slots_survive_a_restart,
                 times_before_1970_are_valid,
                 after_the_last_representable_window_events_are_refused,

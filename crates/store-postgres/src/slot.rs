@@ -13,7 +13,10 @@ use tokio_postgres::Row;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::DUE_LEASE;
-use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
+use weir_store::slot::{
+    Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore,
+    WindowCount,
+};
 use weir_store::{Batch, Result};
 
 pub(crate) use self::config_locks::ConfigLocks;
@@ -41,6 +44,11 @@ const WINDOWS: &str = "
     SELECT window_start, slot_count, status FROM rate_limit_window_counter
     WHERE config_name = $1 AND window_start >= $2 AND window_start < $3 AND slot_count > 0
     ORDER BY window_start LIMIT $4";
+/// No event is empty, so an empty one stands before all events of its time.
+const SLOTS: &str = "
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM rate_limit_event_slot
+    WHERE config_name = $1 AND scheduled_time >= $2 AND (scheduled_time, event_id) > ($2, $3) AND scheduled_time < $4
+    ORDER BY scheduled_time, event_id LIMIT $5";
 const AUDIT: &str = "
     WITH pace AS (
         SELECT DISTINCT ON (config_name) config_name, max_per_window, window_size_ms * interval '1 ms' AS size
@@ -68,6 +76,15 @@ impl SlotStore for Postgres {
 
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         config::list(self, after, limit).await
+    }
+
+    async fn config_versions(
+        &self,
+        name: &ConfigName,
+        before: Option<u32>,
+        limit: usize,
+    ) -> Result<Vec<SlotConfigVersion>> {
+        config::versions(self, name, before, limit).await
     }
 
     async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
@@ -122,6 +139,19 @@ impl SlotStore for Postgres {
         let values: Values<'_> = &[&config.as_str(), &from, &to, &row::bigint(limit)];
         let rows = self.inner.pool.query(WINDOWS, values).await?;
         rows.iter().map(read_window).collect()
+    }
+
+    async fn slots(
+        &self,
+        config: &ConfigName,
+        after: SlotPosition,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Slot>> {
+        let (from, to) = (time::to_system(after.scheduled), time::to_system(to));
+        let event = after.event.as_ref().map_or("", EventId::as_str);
+        let values: Values<'_> = &[&config.as_str(), &from, &event, &to, &row::bigint(limit)];
+        self.inner.pool.query(SLOTS, values).await?.iter().map(read_slot).collect()
     }
 
     async fn audit_slots(&self) -> Result<SlotAudit> {

@@ -13,7 +13,10 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::DUE_LEASE;
-use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
+use weir_store::slot::{
+    Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore,
+    WindowCount,
+};
 use weir_store::{Batch, Result};
 
 use self::assign::AssignJob;
@@ -38,6 +41,11 @@ const WINDOWS: &str = "
     WHERE config_name = ?1 AND window_start >= ?2 AND window_start < ?3 AND slot_count > 0
       AND generation = (SELECT generation FROM rate_limit_config WHERE config_name = ?1 ORDER BY version DESC LIMIT 1)
     ORDER BY window_start LIMIT ?4";
+/// No event is empty, so an empty one stands before all events of its time.
+const SLOTS: &str = "
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM rate_limit_event_slot
+    WHERE config_name = ?1 AND scheduled_time >= ?2 AND (scheduled_time, event_id) > (?2, ?3) AND scheduled_time < ?4
+    ORDER BY scheduled_time, event_id LIMIT ?5";
 const TOTALS: &str = "
     SELECT (SELECT count(*) FROM rate_limit_event_slot),
            coalesce(sum(slot_count), 0), count(*) FILTER (WHERE slot_count > max_per_window)
@@ -80,6 +88,16 @@ impl SlotStore for Sqlite {
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         let after = after.map(|name| name.as_str().to_owned()).unwrap_or_default();
         self.read(move |connection| config::list(connection, &after, limit)).await
+    }
+
+    async fn config_versions(
+        &self,
+        name: &ConfigName,
+        before: Option<u32>,
+        limit: usize,
+    ) -> Result<Vec<SlotConfigVersion>> {
+        let name = name.clone();
+        self.read(move |connection| config::versions(connection, &name, before, limit)).await
     }
 
     async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
@@ -138,6 +156,23 @@ impl SlotStore for Sqlite {
             statement
                 .query_map(params![config.as_str(), from.as_micros(), to.as_micros(), limit], read_window)?
                 .collect()
+        };
+        self.read(list).await
+    }
+
+    async fn slots(
+        &self,
+        config: &ConfigName,
+        after: SlotPosition,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Slot>> {
+        let config = config.clone();
+        let list = move |connection: &Connection| {
+            let event = after.event.as_ref().map_or("", EventId::as_str);
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let values = params![config.as_str(), after.scheduled.as_micros(), event, to.as_micros(), limit];
+            connection.prepare_cached(SLOTS)?.query_map(values, read_slot)?.collect()
         };
         self.read(list).await
     }

@@ -24,6 +24,14 @@ pub struct SlotConfig {
     pub created_at: Timestamp,
 }
 
+/// A version of a config, as the history of the config shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotConfigVersion {
+    pub config: SlotConfig,
+    /// Of all versions of a config one is active, or none after it was deactivated.
+    pub is_active: bool,
+}
+
 /// Formats a window's length as an ISO 8601 duration in hours and smaller units: `PT4S`, `PT1H30M`, `PT0.25S`.
 #[must_use]
 pub fn window_text(pace: &Pace) -> String {
@@ -81,6 +89,14 @@ pub struct WindowCount {
     pub status: WindowStatus,
 }
 
+/// A place in the list of a config's slots. Every slot of its time comes after it that has no event, or a smaller one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotPosition {
+    pub scheduled: Timestamp,
+    /// `None` stands before all events of that time.
+    pub event: Option<EventId>,
+}
+
 /// Checks of the slot tables, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotAudit {
@@ -102,6 +118,13 @@ pub trait SlotStore: Send + Sync + 'static {
     async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>>;
     /// Active configs in order of name, after the one named `after`.
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>>;
+    /// All versions of a config, newest first, before version `before`. Empty if the config never existed.
+    async fn config_versions(
+        &self,
+        name: &ConfigName,
+        before: Option<u32>,
+        limit: usize,
+    ) -> Result<Vec<SlotConfigVersion>>;
     /// Deactivates a config. Returns `false` if it is not active.
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
     /// Assigns slots to events in order and in one commit. An event that has a slot keeps it. The batch grows until the engine
@@ -123,6 +146,14 @@ pub trait SlotStore: Send + Sync + 'static {
         to: Timestamp,
         limit: usize,
     ) -> Result<Vec<WindowCount>>;
+    /// The slots of a config that are scheduled before `to` and come after `after`, in order of time and event.
+    async fn slots(
+        &self,
+        config: &ConfigName,
+        after: SlotPosition,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Slot>>;
     async fn audit_slots(&self) -> Result<SlotAudit>;
 }
 

@@ -15,7 +15,7 @@ use weir_core::id::{NAME_MAX_CHARS, NameError};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::rfc3339;
-use weir_store::slot::{Assign, AssignOutcome, Slot};
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotPosition};
 
 use crate::app::App;
 use crate::http::body::Json;
@@ -121,6 +121,24 @@ pub(crate) struct WindowsQuery {
     limit: Option<String>,
     /// The `nextCursor` of the page before. Leave it out for the first page.
     #[param(value_type = schema::Time, required = false)]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
+pub(crate) struct SlotsQuery {
+    /// The config of the window. It must be active.
+    #[param(value_type = schema::ConfigName, required = true)]
+    config_name: Option<String>,
+    /// The start of the window, as the list of windows shows it.
+    #[param(value_type = schema::Time, required = true)]
+    window_start: Option<String>,
+    /// The most items in the response.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<String>,
+    /// The `nextCursor` of the page before, percent-encoded. Leave it out for the first page.
+    #[param(value_type = String, required = false)]
     cursor: Option<String>,
 }
 
@@ -406,6 +424,62 @@ pub(crate) async fn list_windows(
         },
     });
     Ok(Json(Page::cut(items.collect(), limit, |window| window.window_start.to_string())))
+}
+
+/// List the slots of a window.
+///
+/// Lists the events that are scheduled inside a window of a config, in order of time, whichever version of the config put them
+/// there. `status` is always `EXISTING` here.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/api/v1/slots",
+    tag = "slot",
+    params(SlotsQuery),
+    responses(
+        (status = 200, description = "One page.", body = Page<SlotResponse>),
+        (
+            status = 404,
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
+        ),
+    ),
+)]
+pub(crate) async fn list_slots(
+    State(app): State<Arc<App>>,
+    query: Result<Query<SlotsQuery>, QueryRejection>,
+) -> Result<Json<Page<SlotResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let name = query.config_name.ok_or_else(|| ApiError::invalid_field("configName", "is required"))?;
+    let name = parse_config_name(&name)?;
+    let start = query.window_start.ok_or_else(|| ApiError::invalid_field("windowStart", "is required"))?;
+    let start = parse_time("windowStart", &start)?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let cursor = query.cursor.as_deref().map(parse_slot_position).transpose()?;
+    let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
+    let window = config.pace.window_of(start);
+    if window != start {
+        let begun = rfc3339(window);
+        let problem = format!("must be the start of a window; the window of this time starts at {begun}");
+        return Err(ApiError::invalid_field("windowStart", problem));
+    }
+    let first = SlotPosition { scheduled: start, event: None };
+    let after = cursor.filter(|after| after.scheduled >= start).unwrap_or(first);
+    let slots = app.slot.slots(&name, after, config.pace.window_after(start, 1), limit + 1).await?;
+    let items = slots.into_iter().map(|slot| describe(slot, "EXISTING")).collect();
+    Ok(Json(Page::cut(items, limit, |slot: &SlotResponse| {
+        format!("{}/{}", slot.scheduled_time, slot.event_id.0)
+    })))
+}
+
+/// Parses a cursor: the time and the event of the last slot of a page.
+fn parse_slot_position(text: &str) -> Result<SlotPosition, ApiError> {
+    let invalid = || ApiError::invalid_field("cursor", "must be the nextCursor of the page before");
+    let (scheduled, event) = text.split_once('/').ok_or_else(invalid)?;
+    let scheduled = parse_time("cursor", scheduled).ok().ok_or_else(invalid)?;
+    let event = EventId::parse(event).ok().ok_or_else(invalid)?;
+    Ok(SlotPosition { scheduled, event: Some(event) })
 }
 
 const EARLIEST: Timestamp = Timestamp::from_seconds(-62_135_596_800);

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, Slot, SlotConfig, SlotStore, WindowCount};
+use weir_store::slot::{
+    Assign, AssignOutcome, Slot, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore, WindowCount,
+};
 use weir_store::{BoundedCache, Lanes, Result};
 
 use super::metrics::SlotMetrics;
@@ -78,6 +80,16 @@ impl SlotService {
         within(self.timeout, self.store.configs(after, limit)).await
     }
 
+    /// Lists all versions of a config, newest first, before version `before`.
+    pub async fn config_versions(
+        &self,
+        name: &ConfigName,
+        before: Option<u32>,
+        limit: usize,
+    ) -> Result<Vec<SlotConfigVersion>> {
+        within(self.timeout, self.store.config_versions(name, before, limit)).await
+    }
+
     /// Deactivates a config. Returns false if it is not active.
     pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
         let deactivated = within(self.timeout, self.store.deactivate(name)).await;
@@ -145,6 +157,17 @@ impl SlotService {
         limit: usize,
     ) -> Result<Vec<WindowCount>> {
         within(self.timeout, self.store.windows(config, from, to, limit)).await
+    }
+
+    /// Lists the slots of a config that are scheduled before `to` and come after `after`.
+    pub async fn slots(
+        &self,
+        config: &ConfigName,
+        after: SlotPosition,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Slot>> {
+        within(self.timeout, self.store.slots(config, after, to, limit)).await
     }
 
     /// Returns the windows that a load of `events` events would use if it were assigned now. `None` if the config is not

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome};
+use weir_store::slot::{Assign, AssignOutcome, SlotPosition};
 
 use super::fixtures::{
     NOON, assign, assign_new, assignment, assignments, at, check_times, counters, event, expect_books, name,
@@ -176,6 +176,42 @@ pub async fn windows_are_listed_in_order<H: HasSlots>() {
     assert_eq!(list(0, 100_000, 2).await, [0, 1_000]);
     let nobody: ConfigName = name("nobody's");
     assert_eq!(h.slots().windows(&nobody, at(0), at(9), 9).await.expect("an answer"), []);
+}
+
+pub async fn the_slots_of_a_window_are_listed_in_order_of_time_and_event<H: HasSlots>() {
+    let h = H::open().await;
+    // All slots of a window of one millisecond have the same time.
+    put_config(&h, pace(5, 1)).await;
+    h.slots().put_config(&name("another"), pace(5, 1)).await.expect("put_config must succeed");
+    let mut other = assignments("z", 1, at(0));
+    other[0].config = name("another");
+    assign_new(&h, [assignments("b", 2, at(0)), assignments("a", 4, at(0)), other].concat()).await;
+    let list = async |mut after: SlotPosition, to: i64, limit| -> Vec<String> {
+        let mut events = Vec::new();
+        loop {
+            let listed = h.slots().slots(&name("default"), after, at(to), limit).await;
+            let page = listed.expect("slots must succeed");
+            events.extend(page.iter().map(|slot| slot.event.to_string()));
+            match page.last() {
+                Some(last) if page.len() == limit => {
+                    after = SlotPosition { scheduled: last.scheduled, event: Some(last.event.clone()) };
+                }
+                _ => return events,
+            }
+        }
+    };
+    let first = || SlotPosition { scheduled: at(0), event: None };
+    for limit in [1, 2, 3, 100] {
+        assert_eq!(list(first(), 1, limit).await, ["a-0", "a-1", "a-2", "b-0", "b-1"], "{limit} a page");
+        assert_eq!(
+            list(first(), 2, limit).await,
+            ["a-0", "a-1", "a-2", "b-0", "b-1", "a-3"],
+            "{limit} a page"
+        );
+    }
+    assert_eq!(list(SlotPosition { scheduled: at(1), event: None }, 2, 9).await, ["a-3"]);
+    h.slots().release_slot(&event("b-0")).await.expect("an answer");
+    assert_eq!(list(first(), 1, 2).await, ["a-0", "a-1", "a-2", "b-1"]);
 }
 
 pub async fn slots_survive_a_restart<H: HasSlots>() {

@@ -36,6 +36,28 @@ pub async fn a_deactivated_config_is_unknown_until_it_is_put_again<H: HasSlots>(
     assert_eq!(window_starts(&slots), [0, 1_000], "slots from before still count");
 }
 
+pub async fn the_versions_of_a_config_are_listed_newest_first<H: HasSlots>() {
+    let h = H::open().await;
+    let list = async |before: Option<u32>, limit| -> Vec<(u32, u32, bool)> {
+        let listed = h.slots().config_versions(&name("default"), before, limit).await;
+        let versions = listed.expect("config_versions must succeed").into_iter();
+        versions
+            .map(|version| (version.config.version, version.config.pace.max_per_window(), version.is_active))
+            .collect()
+    };
+    assert_eq!(list(None, 10).await, []);
+    h.slots().put_config(&name("another"), pace(9, 1_000)).await.expect("put_config must succeed");
+    for max in [5, 6, 7] {
+        put_config(&h, pace(max, 1_000)).await;
+    }
+    assert_eq!(list(None, 10).await, [(3, 7, true), (2, 6, false), (1, 5, false)]);
+    assert_eq!(list(None, 1).await, [(3, 7, true)]);
+    assert_eq!(list(Some(3), 1).await, [(2, 6, false)]);
+    assert_eq!(list(Some(1), 10).await, []);
+    h.slots().deactivate(&name("default")).await.expect("an answer");
+    assert_eq!(list(None, 1).await, [(3, 7, false)], "versions are kept");
+}
+
 pub async fn configs_are_listed_by_name<H: HasSlots>() {
     let h = H::open().await;
     for text in ["b", "a", "c"] {

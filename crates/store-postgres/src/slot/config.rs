@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::Row;
 use weir_core::ConfigName;
 use weir_core::slot::Pace;
-use weir_store::slot::{SlotConfig, window_text};
+use weir_store::slot::{SlotConfig, SlotConfigVersion, window_text};
 use weir_store::{Error, Result};
 
 use crate::pool::Session;
-use crate::row::{column, unreadable, unsigned};
+use crate::row::{bigint, column, int, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
 const LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('weir slot ' || $1, 0))";
@@ -22,6 +22,9 @@ const ACTIVE: &str = "
 const LIST: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name > $1 AND is_active ORDER BY config_name LIMIT $2";
+const VERSIONS: &str = "
+    SELECT config_name, version, max_per_window, window_size_ms, created_at, is_active FROM rate_limit_config
+    WHERE config_name = $1 AND version < $2 ORDER BY version DESC LIMIT $3";
 const DEACTIVATE: &str =
     "UPDATE rate_limit_config SET is_active = false WHERE config_name = $1 AND is_active";
 const INSERT: &str = "
@@ -103,6 +106,18 @@ pub(super) async fn list(
     let rows = session.query(LIST, &[&after, &limit]).await?;
     session.keep();
     rows.iter().map(read).collect()
+}
+
+pub(super) async fn versions(
+    engine: &Postgres,
+    name: &ConfigName,
+    before: Option<u32>,
+    limit: usize,
+) -> Result<Vec<SlotConfigVersion>> {
+    let before = before.map_or(i32::MAX, int);
+    let rows = engine.inner.pool.query(VERSIONS, &[&name.as_str(), &before, &bigint(limit)]).await?;
+    let read_version = |row| Ok(SlotConfigVersion { config: read(row)?, is_active: column(row, 5)? });
+    rows.iter().map(read_version).collect()
 }
 
 pub(super) async fn deactivate(engine: &Postgres, name: &ConfigName) -> Result<bool> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::Pace;
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{SlotConfig, window_text};
+use weir_store::slot::{SlotConfig, SlotConfigVersion, window_text};
 
 use crate::error::fault;
 
@@ -18,6 +18,9 @@ const ACTIVE: &str = "
 const LIST: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at, generation FROM rate_limit_config
     WHERE config_name > ?1 AND is_active ORDER BY config_name LIMIT ?2";
+const VERSIONS: &str = "
+    SELECT config_name, version, max_per_window, window_size_ms, created_at, generation, is_active FROM rate_limit_config
+    WHERE config_name = ?1 AND version < ?2 ORDER BY version DESC LIMIT ?3";
 const DEACTIVATE: &str = "UPDATE rate_limit_config SET is_active = 0 WHERE config_name = ?1 AND is_active";
 const INSERT: &str = "
     INSERT INTO rate_limit_config
@@ -63,6 +66,21 @@ pub(super) fn list(connection: &Connection, after: &str, limit: usize) -> rusqli
         .prepare_cached(LIST)?
         .query_map(params![after, limit], read)?
         .map(|version| Ok(version?.config))
+        .collect()
+}
+
+pub(super) fn versions(
+    connection: &Connection,
+    name: &ConfigName,
+    before: Option<u32>,
+    limit: usize,
+) -> rusqlite::Result<Vec<SlotConfigVersion>> {
+    let (before, limit) = (before.map_or(i64::MAX, i64::from), i64::try_from(limit).unwrap_or(i64::MAX));
+    let read_version =
+        |row: &Row<'_>| Ok(SlotConfigVersion { config: read(row)?.config, is_active: row.get(6)? });
+    connection
+        .prepare_cached(VERSIONS)?
+        .query_map(params![name.as_str(), before, limit], read_version)?
         .collect()
 }
 

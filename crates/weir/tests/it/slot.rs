@@ -74,6 +74,40 @@ async fn an_event_gets_a_slot_once(store: Store) {
     assert_eq!(assign(&client, "e", AT).await.status, 201);
 }
 
+async fn the_slots_of_a_window_are_listed_page_by_page(store: Store) {
+    let running = Running::start(store).await;
+    let (client, operator) = (running.client(), running.operator());
+    put_config(&operator, "default", 3, "PT4S").await;
+    for id in ["a/b c", "d", "e", "f"] {
+        assert_eq!(assign(&client, id, AT).await.status, 201);
+    }
+    let path = format!("/api/v1/slots?configName=default&windowStart={AT}");
+    let (mut listed, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = client.get(&format!("{path}&limit=1{cursor}")).await.unwrap().json();
+        listed.extend(page["items"].as_array().unwrap().iter().cloned());
+        let Some(next) = page["nextCursor"].as_str() else { break };
+        cursor = format!("&cursor={}", next.replace('/', "%2F").replace(' ', "%20"));
+    }
+    let mut events: Vec<&str> = listed.iter().map(|slot| slot["eventId"].as_str().unwrap()).collect();
+    events.sort_unstable();
+    assert_eq!(events, ["a/b c", "d", "e"], "the fourth is in the next window");
+    let times: Vec<&str> = listed.iter().map(|slot| slot["scheduledTime"].as_str().unwrap()).collect();
+    let parsed: Vec<jiff::Timestamp> = times.iter().map(|time| time.parse().unwrap()).collect();
+    assert!(parsed.is_sorted(), "{times:?}");
+    for (query, status) in [
+        ("configName=nobody&windowStart=2026-06-01T12:00:00Z", 404),
+        ("configName=default&windowStart=2026-06-01T12:00:01Z", 400),
+        ("configName=default", 400),
+        ("windowStart=2026-06-01T12:00:00Z", 400),
+        ("configName=default&windowStart=2026-06-01T12:00:00Z&cursor=x", 400),
+        ("configName=default&windowStart=2026-06-01T12:00:00Z&cursor=x/y", 400),
+    ] {
+        let response = client.get(&format!("/api/v1/slots?{query}")).await.unwrap();
+        assert_eq!(response.status, status, "{query}: {:?}", response.body);
+    }
+}
+
 async fn a_hundred_clients_for_one_time_overfill_no_window(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
@@ -178,6 +212,15 @@ async fn configs_have_versions_and_admin_routes_a_key(store: Store) {
     assert_eq!((list["items"].as_array().unwrap().len(), &list["nextCursor"]), (1, &Value::Null));
     assert_eq!(operator.delete(path).await.unwrap().status, 204);
     assert_eq!(operator.get(path).await.unwrap().status, 404);
+    let versions = "/admin/rate-limit/config/default/versions";
+    assert_eq!(client.get(versions).await.unwrap().status, 401);
+    let page = operator.get(&format!("{versions}?limit=2")).await.unwrap().json();
+    assert_eq!((&page["items"][0]["version"], &page["items"][1]["windowSize"]), (&json!(3), &json!("PT2S")));
+    assert_eq!((&page["items"][0]["active"], &page["nextCursor"]), (&json!(false), &json!("2")));
+    let last = operator.get(&format!("{versions}?cursor=2")).await.unwrap().json();
+    assert_eq!((&last["items"][0]["version"], &last["nextCursor"]), (&json!(1), &Value::Null));
+    assert_eq!(operator.get("/admin/rate-limit/config/nobody/versions").await.unwrap().status, 404);
+    assert_eq!(operator.get(&format!("{versions}?cursor=x")).await.unwrap().status, 400);
     assert_eq!(operator.delete(path).await.unwrap().status, 404);
     assert_eq!(assign(&client, "e", AT).await.status, 404);
     let flush = operator.request(Method::POST, "/admin/rate-limit/cache/flush", &[], "").await.unwrap();
@@ -263,6 +306,7 @@ on_each_engine!(
     a_bulk_load_is_answered_in_order_with_errors_in_place,
     a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend,
     configs_have_versions_and_admin_routes_a_key,
+    the_slots_of_a_window_are_listed_page_by_page,
     invalid_events_are_refused_with_the_name_of_the_field,
 );
 

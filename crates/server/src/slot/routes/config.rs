@@ -49,7 +49,7 @@ pub(crate) struct ConfigResponse {
     /// Length of a window in ISO 8601, in hours and smaller: `P1D` reads as `PT24H`.
     #[schema(examples("PT4S"))]
     window_size: String,
-    /// Always true: only active versions are shown.
+    /// Whether events are assigned by this version. Of all versions of a config one is active, or none after it was deactivated.
     #[schema(examples(true))]
     active: bool,
     /// When this version was activated.
@@ -162,6 +162,63 @@ pub(crate) async fn get_config(
     let name = parse_path(name)?;
     let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
     Ok(Json(describe(config)))
+}
+
+/// List the versions of a pace.
+///
+/// Lists every version that a config has had, newest first, also after it was deactivated.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/admin/rate-limit/config/{name}/versions",
+    tag = "slot",
+    params(
+        (
+            "name" = schema::ConfigName, Path,
+            description = "The config. Percent-encode the name: it may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+        PageQuery,
+    ),
+    responses(
+        (status = 200, description = "One page.", body = Page<ConfigResponse>),
+        (
+            status = 400,
+            description = "The name in the path is too long or contains a control character, or a parameter of the query is \
+                invalid.",
+        ),
+        (
+            status = 404,
+            description = "No config ever had that name. Create it (`POST /admin/rate-limit/config`), or check the spelling \
+                of the name.",
+        ),
+    ),
+)]
+pub(crate) async fn list_versions(
+    State(app): State<Arc<App>>,
+    name: PathParam,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Json<Page<ConfigResponse>>, ApiError> {
+    let name = parse_path(name)?;
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let before = query.cursor.as_deref().map(parse_version).transpose()?;
+    let versions = app.slot.config_versions(&name, before, limit + 1).await?;
+    if versions.is_empty() && before.is_none() {
+        return Err(ApiError::not_found(format!(
+            "No config ever had the name {name}; create it with POST /admin/rate-limit/config"
+        )));
+    }
+    let items = versions
+        .into_iter()
+        .map(|version| ConfigResponse { active: version.is_active, ..describe(version.config) });
+    Ok(Json(Page::cut(items.collect(), limit, |config| config.version.to_string())))
+}
+
+fn parse_version(text: &str) -> Result<u32, ApiError> {
+    let invalid = || ApiError::invalid_field("cursor", "must be the nextCursor of the page before");
+    text.parse().ok().ok_or_else(invalid)
 }
 
 /// Deactivate a pace.

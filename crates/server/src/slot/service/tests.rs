@@ -54,6 +54,19 @@ impl SlotStore for RecountingStore {
         unreachable!()
     }
 
+    async fn config_versions(
+        &self,
+        _: &ConfigName,
+        _: Option<u32>,
+        _: usize,
+    ) -> Result<Vec<SlotConfigVersion>> {
+        unreachable!()
+    }
+
+    async fn slots(&self, _: &ConfigName, _: SlotPosition, _: Timestamp, _: usize) -> Result<Vec<Slot>> {
+        unreachable!()
+    }
+
     async fn deactivate(&self, _: &ConfigName) -> Result<bool> {
         unreachable!()
     }
