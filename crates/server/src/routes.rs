@@ -72,6 +72,7 @@ fn slot() -> Vec<Route> {
         route!(POST "/api/v1/slots/forecast", ASSIGN, slot::forecast_slots),
         route!(GET "/api/v1/slots/windows", ASSIGN, slot::list_windows),
         route!(GET "/api/v1/slots/{eventId}", ASSIGN, slot::get_slot),
+        route!(PUT "/api/v1/slots/{eventId}", ASSIGN, slot::move_slot),
         route!(DELETE "/api/v1/slots/{eventId}", ASSIGN, slot::give_slot_back),
         route!(POST "/admin/rate-limit/config", Operator, slot::config::put_config),
         route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),

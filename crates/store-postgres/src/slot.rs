@@ -14,15 +14,16 @@ use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::DUE_LEASE;
 use weir_store::slot::{
-    Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore,
-    WindowCount,
+    Assign, AssignOutcome, MoveOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition,
+    SlotStore, WindowCount,
 };
-use weir_store::{Batch, Result};
+use weir_store::{Batch, Error, Result};
 
 pub(crate) use self::config_locks::ConfigLocks;
 use crate::connection::Values;
+use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
-use crate::{Postgres, time};
+use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
@@ -30,12 +31,14 @@ const FIND: &str = "
 /// Also deletes the record for dispatch, so that a released slot is not published.
 const DELETE: &str = "
     WITH deleted AS (
-        DELETE FROM rate_limit_event_slot WHERE event_id = $1
+        DELETE FROM rate_limit_event_slot WHERE event_id = $1 AND scheduled_time = $2
         RETURNING event_id, config_name, requested_time, window_start, scheduled_time),
     due_deleted AS (
         DELETE FROM rate_limit_event_due
         WHERE scheduled_time = (SELECT scheduled_time FROM deleted) AND event_id = (SELECT event_id FROM deleted))
     SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM deleted";
+const LOCK_WINDOW: &str = "
+    SELECT FROM rate_limit_window_counter WHERE config_name = $1 AND window_start = $2 FOR UPDATE";
 const DECREMENT: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = CASE WHEN slot_count - 1 < $3 THEN 'OPEN' ELSE 'CLOSED' END
@@ -106,26 +109,34 @@ impl SlotStore for Postgres {
 
     async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>> {
         let session = self.inner.pool.session().await?;
-        let found = session.query_opt(FIND, &[&[event.as_str()].as_slice()]).await?;
-        let Some(found) = found.as_ref().map(read_slot).transpose()? else {
-            session.keep();
-            return Ok(None);
-        };
-        session.run("BEGIN").await?;
-        // As for an assignment: the pace must not change before the counter is updated.
-        assign::lock_configs_shared(&session, &[found.config.as_str()]).await?;
-        let deleted = session.query_opt(DELETE, &[&event.as_str()]).await?;
-        let slot = deleted.as_ref().map(read_slot).transpose()?;
-        if let Some(slot) = &slot
-            && let Some(config) = config::latest(&session, &slot.config).await?
-        {
-            let window = time::to_system(config.pace.window_of(slot.scheduled));
-            let max = int(config.pace.max_per_window());
-            session.execute(DECREMENT, &[&slot.config.as_str(), &window, &max]).await?;
+        loop {
+            let found = session.query_opt(FIND, &[&[event.as_str()].as_slice()]).await?;
+            let Some(slot) = found.as_ref().map(read_slot).transpose()? else {
+                session.keep();
+                return Ok(None);
+            };
+            session.run("BEGIN").await?;
+            // As for an assignment: the pace must not change before the counter is updated.
+            assign::lock_configs_shared(&session, &[slot.config.as_str()]).await?;
+            let config = config::latest(&session, &slot.config).await?;
+            let config =
+                config.ok_or_else(|| Error::failed(ENGINE, "a slot of a config that does not exist"))?;
+            if free(&session, &slot, &config.pace).await? {
+                session.run("COMMIT").await?;
+                session.keep();
+                return Ok(Some(slot));
+            }
+            // Another call has released or moved it meanwhile.
+            session.run("ROLLBACK").await?;
         }
-        session.run("COMMIT").await?;
-        session.keep();
-        Ok(slot)
+    }
+
+    async fn move_slot(&self, event: &EventId, requested: Timestamp) -> Result<MoveOutcome> {
+        let outcome = assign::move_slot(self, event, requested).await?;
+        if self.slots.is_dispatching {
+            self.inner.topic_notify.notify(DUE_LEASE);
+        }
+        Ok(outcome)
     }
 
     async fn windows(
@@ -164,6 +175,20 @@ impl SlotStore for Postgres {
             different: column(&row, 3)?,
         })
     }
+}
+
+/// Frees a slot. Returns `false` if it is not the event's slot any more. Everybody locks a window before the slots in it: a batch
+/// that holds the window may be about to insert the same event, and would wait for its deletion.
+async fn free(session: &Session, slot: &Slot, pace: &Pace) -> Result<bool> {
+    let (config, window) = (slot.config.as_str(), time::to_system(pace.window_of(slot.scheduled)));
+    session.query(LOCK_WINDOW, &[&config, &window]).await?;
+    let values: Values<'_> = &[&slot.event.as_str(), &time::to_system(slot.scheduled)];
+    let deleted = session.query_opt(DELETE, values).await?;
+    if deleted.as_ref().map(read_slot).transpose()?.as_ref() != Some(slot) {
+        return Ok(false);
+    }
+    session.execute(DECREMENT, &[&config, &window, &int(pace.max_per_window())]).await?;
+    Ok(true)
 }
 
 fn read_slot(row: &Row) -> Result<Slot> {

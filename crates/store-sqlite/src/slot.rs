@@ -14,8 +14,8 @@ use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::DUE_LEASE;
 use weir_store::slot::{
-    Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore,
-    WindowCount,
+    Assign, AssignOutcome, MoveOutcome, Slot, SlotAudit, SlotConfig, SlotConfigVersion, SlotPosition,
+    SlotStore, WindowCount,
 };
 use weir_store::{Batch, Result};
 
@@ -138,6 +138,29 @@ impl SlotStore for Sqlite {
         }
     }
 
+    async fn move_slot(&self, event: &EventId, requested: Timestamp) -> Result<MoveOutcome> {
+        let is_dispatching = self.is_dispatching;
+        let outcome = loop {
+            let (event, recounts) = (event.clone(), Arc::clone(&self.inner.recounts));
+            let work = move |connection: &Connection| match find(connection, &event)? {
+                Some(slot) if recounts.contains(&slot.config) => Ok(ControlFlow::Continue(slot.config)),
+                Some(slot) => {
+                    let assign = Assign { event, config: slot.config, requested };
+                    move_to(connection, &assign, is_dispatching).map(ControlFlow::Break)
+                }
+                None => Ok(ControlFlow::Break(MoveOutcome::UnknownEvent)),
+            };
+            match self.inner.writer.run(work).await? {
+                ControlFlow::Break(outcome) => break outcome,
+                ControlFlow::Continue(config) => self.inner.recounts.wait(&config).await?,
+            }
+        };
+        if is_dispatching {
+            self.inner.topic_notify.notify(DUE_LEASE);
+        }
+        Ok(outcome)
+    }
+
     async fn wait_for_recount(&self, config: &ConfigName) -> Result<()> {
         self.inner.recounts.wait(config).await
     }
@@ -208,6 +231,23 @@ fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Optio
         connection.prepare_cached(SUBTRACT_SLOT)?.execute(values)?;
     }
     Ok(slot)
+}
+
+/// Frees the event's slot and assigns another one. The slot is unchanged if there is none.
+fn move_to(connection: &Connection, assign: &Assign, is_dispatching: bool) -> rusqlite::Result<MoveOutcome> {
+    connection.execute_batch("SAVEPOINT move_slot")?;
+    give_back(connection, &assign.event)?;
+    let outcome = assign::assign_chunk(connection, std::slice::from_ref(assign), is_dispatching)?.pop();
+    let outcome = match outcome {
+        Some(AssignOutcome::New(slot)) => MoveOutcome::Moved(slot),
+        Some(AssignOutcome::UnknownConfig) => MoveOutcome::UnknownConfig(assign.config.clone()),
+        _ => MoveOutcome::Exhausted,
+    };
+    if !matches!(outcome, MoveOutcome::Moved(_)) {
+        connection.execute_batch("ROLLBACK TO move_slot")?;
+    }
+    connection.execute_batch("RELEASE move_slot")?;
+    Ok(outcome)
 }
 
 fn read_slot(row: &Row<'_>) -> rusqlite::Result<Slot> {

@@ -81,6 +81,17 @@ pub enum AssignOutcome {
     Recounting(Assign),
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveOutcome {
+    Moved(Slot),
+    /// The event has no slot.
+    UnknownEvent,
+    /// The slot's config was deactivated; the slot is unchanged.
+    UnknownConfig(ConfigName),
+    /// All windows within the headroom are full; the slot is unchanged.
+    Exhausted,
+}
+
 /// A window and how many slots it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowCount {
@@ -138,6 +149,8 @@ pub trait SlotStore: Send + Sync + 'static {
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Frees an event's slot and returns it, or `None` if it has none.
     async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>>;
+    /// Gives an event another slot of its config, in one commit with freeing the one it has. The freed place may be the new one.
+    async fn move_slot(&self, event: &EventId, requested: Timestamp) -> Result<MoveOutcome>;
     /// The counters of a config's windows that start at or after `from` and before `to`, in order, without empty windows.
     async fn windows(
         &self,

@@ -15,7 +15,7 @@ use weir_core::id::{NAME_MAX_CHARS, NameError};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::rfc3339;
-use weir_store::slot::{Assign, AssignOutcome, Slot, SlotPosition};
+use weir_store::slot::{Assign, AssignOutcome, MoveOutcome, Slot, SlotPosition};
 
 use crate::app::App;
 use crate::http::body::Json;
@@ -64,6 +64,15 @@ fn short_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<s
 /// Whether a text is no longer than a name may be.
 fn is_short(text: &str) -> bool {
     text.len() <= NAME_MAX_CHARS || text.chars().nth(NAME_MAX_CHARS).is_none()
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = MoveSlotRequest, examples(json!({"requestedTime": "2026-06-01T13:00:00Z"})))]
+pub(crate) struct MoveRequest {
+    /// The earliest time at which the event may run now.
+    #[schema(value_type = schema::Time)]
+    requested_time: Box<str>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -336,6 +345,59 @@ pub(crate) async fn get_slot(
     let event = parse_event_id(event)?;
     let slot = app.slot.find(&event).await?.ok_or_else(|| unknown_event(&event))?;
     Ok(Json(describe(slot, "EXISTING")))
+}
+
+/// Move an event to another time.
+///
+/// Gives the event another slot of its config, as an assignment for `requestedTime` would, and frees the one it has. Both are
+/// one commit: the event always has exactly one slot. The place that it frees may be the one that it gets. If no window has
+/// room, the event keeps its slot.
+#[utoipa::path(
+    put,
+    path = "/api/v1/slots/{eventId}",
+    tag = "slot",
+    request_body = MoveRequest,
+    params(
+        (
+            "eventId" = schema::EventId, Path,
+            description = "The event. Percent-encode the id: it may contain `/`, spaces and any other character that \
+                is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
+                write one of their letters encoded, such as `%62ulk`.",
+        ),
+    ),
+    responses(
+        (
+            status = 200,
+            description = "The new slot, with `status` `NEW`. It is durable: a restart keeps it.",
+            body = SlotResponse,
+        ),
+        (
+            status = 404,
+            description = "The event has no slot, or its config was deactivated. Assign a slot (`POST /api/v1/slots`), or activate \
+                the config (`POST /admin/rate-limit/config`). Nothing was changed.",
+        ),
+        (
+            status = 503,
+            description = "The event was not moved, or it is unknown whether it was: the message says which. Wait `Retry-After` \
+                seconds and send the call again. `SLOTS_EXHAUSTED` means that every window within the headroom is full; \
+                `DEPENDENCY_UNAVAILABLE` that the store did not answer in time, other calls locked the windows for too \
+                long, or the server is shutting down.",
+        ),
+    ),
+)]
+pub(crate) async fn move_slot(
+    State(app): State<Arc<App>>,
+    event: PathParam,
+    Json(request): Json<MoveRequest>,
+) -> Result<Json<SlotResponse>, ApiError> {
+    let event = parse_event_id(event)?;
+    let requested = parse_time("requestedTime", &request.requested_time)?;
+    match app.slot.move_slot(&event, requested).await? {
+        MoveOutcome::Moved(slot) => Ok(Json(describe(slot, "NEW"))),
+        MoveOutcome::UnknownEvent => Err(unknown_event(&event)),
+        MoveOutcome::UnknownConfig(name) => Err(unknown_config(&name)),
+        MoveOutcome::Exhausted => Err(exhausted()),
+    }
 }
 
 /// Give a slot back.

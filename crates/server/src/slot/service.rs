@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{
-    Assign, AssignOutcome, Slot, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore, WindowCount,
+    Assign, AssignOutcome, MoveOutcome, Slot, SlotConfig, SlotConfigVersion, SlotPosition, SlotStore,
+    WindowCount,
 };
 use weir_store::{BoundedCache, Lanes, Result};
 
@@ -146,6 +147,11 @@ impl SlotService {
     /// Releases an event's slot and returns it.
     pub async fn release(&self, event: &EventId) -> Result<Option<Slot>> {
         within(self.timeout, self.store.release_slot(event)).await
+    }
+
+    /// Gives an event another slot of its config and frees the one it has.
+    pub async fn move_slot(&self, event: &EventId, requested: Timestamp) -> Result<MoveOutcome> {
+        within(self.timeout, self.store.move_slot(event, requested)).await
     }
 
     /// Lists how many slots each window of a config has. Windows without slots are left out.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, SlotPosition};
+use weir_store::slot::{Assign, AssignOutcome, MoveOutcome, SlotPosition};
 
 use super::fixtures::{
     NOON, assign, assign_new, assignment, assignments, at, check_times, counters, event, expect_books, name,
@@ -159,6 +159,47 @@ pub async fn a_slot_given_back_is_assigned_again<H: HasSlots>() {
     for n in 0..6 {
         h.slots().release_slot(&event(&format!("a-{n}"))).await.expect("an answer");
     }
+    expect_books(&h, 1).await;
+}
+
+async fn move_slot<H: HasSlots>(h: &H, id: &str, requested: Timestamp) -> MoveOutcome {
+    h.slots().move_slot(&event(id), requested).await.expect("move_slot must succeed")
+}
+
+pub async fn an_event_that_is_moved_gets_another_slot_and_frees_its_place<H: HasSlots>() {
+    let h = H::open().await;
+    put_config(&h, pace(2, 1_000)).await;
+    assign_new(&h, assignments("a", 4, at(0))).await;
+    let MoveOutcome::Moved(slot) = move_slot(&h, "a-0", at(60_000)).await else {
+        panic!("there is room");
+    };
+    assert_eq!((slot.requested, slot.window_start), (at(60_000), at(60_000)));
+    assert_eq!(h.slots().find_slot(&event("a-0")).await.expect("an answer"), Some(slot));
+    let counted = counters(&h).await;
+    assert_eq!((counted[&0], counted[&60_000]), ((1, WindowStatus::Open), (1, WindowStatus::Open)));
+    // Into full windows: the next one with room.
+    let MoveOutcome::Moved(slot) = move_slot(&h, "a-0", at(1_000)).await else { panic!("there is room") };
+    assert_eq!(slot.window_start, at(2_000));
+    expect_books(&h, 4).await;
+    // The place that it frees is the first one with room.
+    let MoveOutcome::Moved(slot) = move_slot(&h, "a-2", at(1_000)).await else { panic!("there is room") };
+    assert_eq!(slot.window_start, at(1_000));
+    assert_eq!(window_starts(&assign_new(&h, assignments("b", 2, at(0))).await), [0, 2_000]);
+    expect_books(&h, 6).await;
+}
+
+pub async fn an_event_that_cannot_be_moved_keeps_its_slot<H: HasSlots>() {
+    let h = H::open().await;
+    assert_eq!(move_slot(&h, "a-0", at(0)).await, MoveOutcome::UnknownEvent);
+    put_config(&h, pace(1, 1_000)).await;
+    assert_eq!(move_slot(&h, "a-0", at(0)).await, MoveOutcome::UnknownEvent);
+    let slot = assign_new(&h, assignments("a", 1, at(0))).await.remove(0);
+    let end = Timestamp::from_micros(i64::MAX);
+    assert_eq!(move_slot(&h, "a-0", end).await, MoveOutcome::Exhausted);
+    assert_eq!(h.slots().find_slot(&slot.event).await.expect("an answer").as_ref(), Some(&slot));
+    h.slots().deactivate(&name("default")).await.expect("an answer");
+    assert_eq!(move_slot(&h, "a-0", at(5_000)).await, MoveOutcome::UnknownConfig(name("default")));
+    assert_eq!(h.slots().find_slot(&slot.event).await.expect("an answer").as_ref(), Some(&slot));
     expect_books(&h, 1).await;
 }
 

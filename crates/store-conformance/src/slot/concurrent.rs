@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use weir_core::Timestamp;
-use weir_store::slot::{Assign, AssignOutcome, Slot, SlotStore};
+use weir_store::slot::{Assign, AssignOutcome, MoveOutcome, Slot, SlotStore};
 
 use super::fixtures::{
     assign_new, assignment, assignments, at, check_times, counters, event, expect_books, pace, put_config,
@@ -95,6 +95,42 @@ pub async fn giving_back_while_assigning_keeps_the_books_balanced<H: HasSlots>()
     });
     run_concurrently(calls).await;
     expect_no_window_overfull(&h, 4, 40).await;
+}
+
+pub async fn moving_while_assigning_and_giving_back_keeps_the_books_balanced<H: HasSlots>() {
+    let h = H::open().await;
+    put_config(&h, pace(4, 1_000)).await;
+    let other = h.second_server().await;
+    let stores = [h.slots(), other.as_ref().map_or_else(|| h.slots(), HasSlots::slots)];
+    assign_concurrently(vec![h.slots()], vec![assignments("a", 40, at(0))]).await;
+    // Each event is moved twice at once, some are given back and assigned again meanwhile, and others arrive.
+    let calls = (0..160).map(|n| {
+        let store = stores[n % 2].clone();
+        async move {
+            let id = event(&format!("a-{}", n / 4));
+            match n % 4 {
+                0 | 1 => {
+                    let requested = at(i64::try_from(n % 7).unwrap_or(0) * 1_000);
+                    let outcome = store.move_slot(&id, requested).await.expect("move_slot must succeed");
+                    assert!(
+                        matches!(outcome, MoveOutcome::Moved(_) | MoveOutcome::UnknownEvent),
+                        "{outcome:?}"
+                    );
+                }
+                2 if n % 8 == 2 => {
+                    store.release_slot(&id).await.expect("an answer");
+                    let again = vec![assignment(id.as_str(), at(0))];
+                    store.assign_batch(again.into()).await.expect("assign_batch must succeed");
+                }
+                _ => {
+                    let new = vec![assignment(&format!("b-{n}"), at(0))];
+                    store.assign_batch(new.into()).await.expect("assign_batch must succeed");
+                }
+            }
+        }
+    });
+    run_concurrently(calls).await;
+    expect_no_window_overfull(&h, 4, 40 + 60).await;
 }
 
 pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: HasSlots>() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_queue::due::{DispatchOutcome, DueSlots};
-use weir_store::slot::Slot;
+use weir_store::slot::{MoveOutcome, Slot};
 
 use super::fixtures::{assignment, assignments, at, event, name, pace, put_config};
 use crate::HasSlots;
@@ -139,6 +139,19 @@ pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     assert!(settle(&h, &due, DispatchOutcome::Published(1)).await);
     h.clock().advance(Duration::from_secs(120));
     assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
+}
+
+pub async fn an_event_that_is_moved_is_dispatched_at_its_new_time<H: HasSlots>() {
+    let h = H::open().await;
+    let slots = assign_for_dispatch(&h, "e", 2).await;
+    let moved = h.dispatching_slots().move_slot(&slots[0].event, at(60_000)).await.expect("an answer");
+    assert!(matches!(moved, MoveOutcome::Moved(_)), "{moved:?}");
+    advance_to(&h, &slots[1]);
+    let due = take(&h, 10).await;
+    assert_eq!(due.slots, slots[1..], "not at the old time");
+    assert!(settle(&h, &due, DispatchOutcome::Published(1)).await);
+    h.clock().advance(Duration::from_secs(120));
+    assert_eq!(ids(&take(&h, 10).await.slots), [slots[0].event.as_str()]);
 }
 
 pub async fn existing_slots_are_scheduled_for_dispatch_if_still_in_the_future<H: HasSlots>() {

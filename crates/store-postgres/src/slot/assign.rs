@@ -20,12 +20,14 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use weir_core::slot::{Pace, WindowStatus};
-use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, WindowQuery};
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_store::slot::{
+    Assign, AssignOutcome, AssignPlan, MoveOutcome, PlanStep, Slot, SlotStore, WindowQuery,
+};
 use weir_store::{Batch, Error, Result};
 
 use super::config_locks::{ConfigAccess, ConfigGuard};
-use super::{FIND, config, read_slot, read_status};
+use super::{FIND, config, free, read_slot, read_status};
 use crate::pool::Session;
 use crate::row::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
@@ -156,23 +158,10 @@ async fn attempt(
         .unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))
         .map_err(Error::before_commit)?;
     let mut plan = AssignPlan::new(batch, existing, &paces, engine.slots.headroom);
-    // How many windows more than needed are tried.
-    let mut extra = 0;
-    loop {
-        match plan.place(|| fastrand::u64(..)) {
-            PlanStep::Load(needs) => {
-                let loaded = load(&session, &mut plan, &needs, access, extra).await;
-                if loaded.map_err(Error::before_commit)? {
-                    extra = engine.slots.headroom;
-                }
-            }
-            PlanStep::WindowsLocked => {
-                session.run("ROLLBACK").await?;
-                session.keep();
-                return Ok(None);
-            }
-            PlanStep::Done => break,
-        }
+    if !place(&session, &mut plan, access, engine.slots.headroom).await.map_err(Error::before_commit)? {
+        session.run("ROLLBACK").await?;
+        session.keep();
+        return Ok(None);
     }
     if plan.slots().len() == 0 {
         session.run("ROLLBACK").await?;
@@ -181,6 +170,92 @@ async fn attempt(
     }
     session.keep();
     Ok(Some(plan.outcomes()))
+}
+
+/// Places all events of a plan. Returns `false` when others hold windows that it needs.
+async fn place(
+    session: &Session,
+    plan: &mut AssignPlan<'_>,
+    access: ConfigAccess,
+    headroom: u32,
+) -> Result<bool> {
+    // How many windows more than needed are tried.
+    let mut extra = 0;
+    loop {
+        match plan.place(|| fastrand::u64(..)) {
+            PlanStep::Load(needs) => {
+                if load(session, plan, &needs, access, extra).await? {
+                    extra = headroom;
+                }
+            }
+            PlanStep::WindowsLocked => return Ok(false),
+            PlanStep::Done => return Ok(true),
+        }
+    }
+}
+
+/// The outcome of one transaction that was to move a slot.
+enum MoveAttempt {
+    Done(MoveOutcome),
+    /// Others hold windows that the event needs. Nothing was moved.
+    WindowsLocked,
+    /// Another call has moved the slot, or assigned it again, meanwhile. Nothing was moved.
+    Changed,
+}
+
+/// Frees the slot of an event and assigns another one of the same config, in one transaction. Like a batch, it tries concurrently
+/// with others first.
+pub(super) async fn move_slot(
+    engine: &Postgres,
+    event: &EventId,
+    requested: Timestamp,
+) -> Result<MoveOutcome> {
+    let deadline = Instant::now() + engine.inner.pool.call_timeout();
+    let mut access = ConfigAccess::Shared;
+    loop {
+        let attempt = tokio::time::timeout_at(deadline, attempt_move(engine, event, requested, access)).await;
+        match attempt.unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))? {
+            MoveAttempt::Done(outcome) => return Ok(outcome),
+            MoveAttempt::WindowsLocked => access = ConfigAccess::Exclusive,
+            MoveAttempt::Changed => {}
+        }
+    }
+}
+
+async fn attempt_move(
+    engine: &Postgres,
+    event: &EventId,
+    requested: Timestamp,
+    access: ConfigAccess,
+) -> Result<MoveAttempt> {
+    let Some(slot) = engine.find_slot(event).await? else {
+        return Ok(MoveAttempt::Done(MoveOutcome::UnknownEvent));
+    };
+    let batch = [Assign { event: event.clone(), config: slot.config.clone(), requested }];
+    let Transaction { session, existing: _, paces, _guards } = begin(engine, &batch, access, None).await?;
+    let attempt = match paces.get(&slot.config) {
+        None => MoveAttempt::Done(MoveOutcome::UnknownConfig(slot.config)),
+        Some(pace) if !free(&session, &slot, pace).await? => MoveAttempt::Changed,
+        Some(_) => {
+            let headroom = engine.slots.headroom;
+            let mut plan = AssignPlan::new(&batch, [], &paces, headroom);
+            let is_placed = place(&session, &mut plan, access, headroom).await?;
+            if plan.slots().len() > 0 {
+                save(&session, &mut plan, &paces, engine.slots.is_dispatching).await?;
+                session.keep();
+                return match plan.outcomes().pop() {
+                    Some(AssignOutcome::New(slot)) => Ok(MoveAttempt::Done(MoveOutcome::Moved(slot))),
+                    _ => {
+                        Err(Error::unavailable(ENGINE, "another server assigned the event meanwhile; retry"))
+                    }
+                };
+            }
+            if is_placed { MoveAttempt::Done(MoveOutcome::Exhausted) } else { MoveAttempt::WindowsLocked }
+        }
+    };
+    session.run("ROLLBACK").await?;
+    session.keep();
+    Ok(attempt)
 }
 
 /// Keeps the paces of these configs from changing until the transaction ends.

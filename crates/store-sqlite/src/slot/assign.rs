@@ -122,7 +122,7 @@ impl AssignJob {
     }
 }
 
-fn assign_chunk(
+pub(super) fn assign_chunk(
     connection: &Connection,
     chunk: &[Assign],
     is_dispatching: bool,

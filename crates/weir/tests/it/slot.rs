@@ -74,6 +74,35 @@ async fn an_event_gets_a_slot_once(store: Store) {
     assert_eq!(assign(&client, "e", AT).await.status, 201);
 }
 
+async fn an_event_is_moved_to_another_time(store: Store) {
+    let running = Running::start(store).await;
+    let (client, operator) = (running.client(), running.operator());
+    put_config(&operator, "default", 1, "PT4S").await;
+    for id in ["a/b", "c"] {
+        assert_eq!(assign(&client, id, AT).await.status, 201);
+    }
+    let put = async |id: &str, body: &Value| {
+        let json = [("content-type", "application/json")];
+        client.request(Method::PUT, &format!("/api/v1/slots/{id}"), &json, body.to_string()).await.unwrap()
+    };
+    let moved = put("a%2Fb", &json!({"requestedTime": "2026-06-01T13:00:00Z"})).await;
+    assert_eq!((moved.status, &moved.json()["status"]), (200, &json!("NEW")), "{:?}", moved.body);
+    assert_eq!(moved.json()["windowStart"], "2026-06-01T13:00:00Z");
+    assert_eq!(moved.json()["eventId"], "a/b");
+    let found = client.get("/api/v1/slots/a%2Fb").await.unwrap().json();
+    assert_eq!(found["scheduledTime"], moved.json()["scheduledTime"]);
+    assert_eq!(assign(&client, "d", AT).await.json()["windowStart"], AT, "its place is free");
+    assert_eq!(put("nobody", &json!({"requestedTime": AT})).await.status, 404);
+    for body in [json!({}), json!({"requestedTime": "noon"}), json!({"requestedTime": 5})] {
+        assert_eq!(put("c", &body).await.status, 400, "{body}");
+    }
+    operator.delete("/admin/rate-limit/config/default").await.unwrap();
+    let refused = put("c", &json!({"requestedTime": AT})).await;
+    assert_eq!(refused.status, 404);
+    assert!(refused.json()["message"].as_str().unwrap().contains("default"), "{:?}", refused.body);
+    assert_eq!(client.get("/api/v1/slots/c").await.unwrap().status, 200, "it keeps its slot");
+}
+
 async fn the_slots_of_a_window_are_listed_page_by_page(store: Store) {
     let running = Running::start(store).await;
     let (client, operator) = (running.client(), running.operator());
@@ -306,6 +335,7 @@ on_each_engine!(
     a_bulk_load_is_answered_in_order_with_errors_in_place,
     a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend,
     configs_have_versions_and_admin_routes_a_key,
+    an_event_is_moved_to_another_time,
     the_slots_of_a_window_are_listed_page_by_page,
     invalid_events_are_refused_with_the_name_of_the_field,
 );

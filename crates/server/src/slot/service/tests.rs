@@ -79,6 +79,10 @@ impl SlotStore for RecountingStore {
         unreachable!()
     }
 
+    async fn move_slot(&self, _: &EventId, _: Timestamp) -> Result<MoveOutcome> {
+        unreachable!()
+    }
+
     async fn windows(
         &self,
         _: &ConfigName,
