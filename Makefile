@@ -1,5 +1,6 @@
 # make run    build and start Weir on the embedded engine (a quick build, to try it)
 # make build  the binary for use: target/release/weir
+# make dist   a tarball and a Debian package of it in target/dist, checked
 # make page   the sale page alone, for the next build
 # make stack  the services of compose.yaml without Docker: Postgres, Redis, Kafka, Weir, nginx, Prometheus
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
@@ -14,7 +15,7 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build stack test fmt prose lint compile unit web schemathesis chromium bench deps
+.PHONY: help run page build dist stack test fmt prose lint compile unit web schemathesis chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -38,6 +39,10 @@ web/dist/index.html: $(PAGE_SOURCES)
 
 build:
 	cargo build --release --locked -p weir
+
+# PROFILE=quick tries the packaging without the optimised build. Installs cargo-deb, once.
+dist: page
+	.ci/dist $(or $(PROFILE),release)
 
 # Installs the servers that it needs, as the tests do. Stops them all at Ctrl-C.
 stack: page

@@ -18,6 +18,9 @@ const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 const ALERT_TESTS: &str = include_str!("../../../../deploy/prometheus/alerts_test.yml");
 const ENV_EXAMPLE: &str = include_str!("../../../../deploy/.env.example");
 const README: &str = include_str!("../../../../deploy/README.md");
+const UNIT: &str = include_str!("../../../../deploy/systemd/weir.service");
+const UNIT_VARIABLES: &str = include_str!("../../../../deploy/systemd/weir.env");
+const MANIFEST: &str = include_str!("../../Cargo.toml");
 
 /// `compose.yaml` with what it includes and with all defaults.
 static COMPOSE: LazyLock<Compose> = LazyLock::new(|| {
@@ -221,6 +224,44 @@ fn the_dashboard_is_provisioned_with_the_datasource_that_its_panels_name() {
     let mounts = &service("grafana").volumes;
     assert!(read("dashboards.yml").contains("path: /var/lib/grafana/dashboards"));
     assert!(mounts.iter().any(|mount| mount.contains(":/var/lib/grafana/dashboards/weir.json:")));
+}
+
+fn is_known_to_the_stack(name: &str) -> bool {
+    weir_services().into_iter().any(|weir| service(weir).variables().any(|known| known == name))
+}
+
+#[test]
+fn the_service_of_the_package_starts_what_the_package_installs_and_is_confined() {
+    for (installed, line) in [
+        ("\"usr/bin/weir\", \"755\"", "ExecStart=/usr/bin/weir serve --config /etc/weir/weir.toml"),
+        ("\"etc/weir/weir.toml\", \"644\"", "ExecStart=/usr/bin/weir serve --config /etc/weir/weir.toml"),
+        // Read by systemd as root.
+        ("\"etc/weir/weir.env\", \"640\"", "EnvironmentFile=-/etc/weir/weir.env"),
+    ] {
+        assert!(MANIFEST.contains(installed), "{installed}");
+        assert!(UNIT.lines().any(|unit| unit == line), "{line}");
+    }
+    for line in [
+        "DynamicUser=yes",
+        "StateDirectory=weir",
+        "Environment=WEIR_DATA=/var/lib/weir",
+        "CapabilityBoundingSet=",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "ProtectHome=yes",
+        "PrivateTmp=yes",
+        "MemoryDenyWriteExecute=yes",
+        "SystemCallFilter=@system-service",
+        "RestartPreventExitStatus=2",
+    ] {
+        assert!(UNIT.lines().any(|unit| unit == line), "{line}");
+    }
+    let names = UNIT_VARIABLES.lines().filter_map(|line| Some(line.strip_prefix("# ")?.split_once('=')?.0));
+    let names: Vec<&str> = names.filter(|name| name.starts_with("WEIR_")).collect();
+    assert!(names.contains(&"WEIR_ADMIN_KEY"), "{names:?}");
+    for name in names {
+        assert!(is_known_to_the_stack(name), "{name}");
+    }
 }
 
 #[test]
