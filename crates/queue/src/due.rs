@@ -8,7 +8,7 @@ use weir_core::{EventId, Timestamp};
 use weir_store::Result;
 use weir_store::slot::Slot;
 
-use crate::{ClaimReceipt, rfc3339};
+use crate::{ClaimReceipt, MillisTime};
 
 /// The name of the dispatcher's lease in the table of topic leases. No topic has a space in its name.
 pub const DUE_LEASE: &str = "slots due";
@@ -62,9 +62,9 @@ pub trait DueStore: Send + Sync + 'static {
 struct DueEvent<'a> {
     event_id: &'a str,
     config_name: &'a str,
-    requested_time: jiff::Timestamp,
-    window_start: jiff::Timestamp,
-    scheduled_time: jiff::Timestamp,
+    requested_time: MillisTime,
+    window_start: MillisTime,
+    scheduled_time: MillisTime,
 }
 
 /// The JSON of a due slot.
@@ -73,9 +73,9 @@ pub fn encode(slot: &Slot) -> Vec<u8> {
     let event = DueEvent {
         event_id: slot.event.as_str(),
         config_name: slot.config.as_str(),
-        requested_time: rfc3339(slot.requested),
-        window_start: rfc3339(slot.window_start),
-        scheduled_time: rfc3339(slot.scheduled),
+        requested_time: slot.requested.into(),
+        window_start: slot.window_start.into(),
+        scheduled_time: slot.scheduled.into(),
     };
     serde_json::to_vec(&event).expect("strings and times always become JSON")
 }
@@ -100,8 +100,8 @@ mod tests {
         assert_eq!(
             json,
             serde_json::json!({
-                "eventId": "e \"1\"", "configName": "default", "requestedTime": "2026-01-01T00:00:01Z",
-                "windowStart": "2026-01-01T00:00:00Z", "scheduledTime": "2026-01-01T00:00:02Z",
+                "eventId": "e \"1\"", "configName": "default", "requestedTime": "2026-01-01T00:00:01.000Z",
+                "windowStart": "2026-01-01T00:00:00.000Z", "scheduledTime": "2026-01-01T00:00:02.000Z",
             })
         );
     }

@@ -13,6 +13,7 @@ pub mod pack;
 pub mod publish;
 pub mod sms;
 
+use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -170,9 +171,41 @@ pub fn rfc3339(at: Timestamp) -> jiff::Timestamp {
     jiff::Timestamp::from_microsecond(at.as_micros()).unwrap_or(nearest)
 }
 
+/// A time that JSON shows with milliseconds at least: callers that compare texts, or parse them with a fixed format, need the
+/// same form for every time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MillisTime(jiff::Timestamp);
+
+impl From<Timestamp> for MillisTime {
+    fn from(at: Timestamp) -> Self {
+        Self(rfc3339(at))
+    }
+}
+
+impl fmt::Display for MillisTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.subsec_nanosecond() % 1_000_000 == 0 { write!(f, "{:.3}", self.0) } else { self.0.fmt(f) }
+    }
+}
+
+impl serde::Serialize for MillisTime {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_milliseconds_and_more_only_when_they_need_it() {
+        let text = |micros| MillisTime::from(Timestamp::from_micros(micros)).to_string();
+        assert_eq!(text(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(text(1_230_000), "1970-01-01T00:00:01.230Z");
+        assert_eq!(text(1_234_560), "1970-01-01T00:00:01.23456Z");
+        assert_eq!(text(-1_000), "1969-12-31T23:59:59.999Z");
+    }
 
     #[test]
     fn counters_balance_when_every_message_is_counted_once() {

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use weir_core::id::{NAME_MAX_CHARS, NameError};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::rfc3339;
+use weir_queue::MillisTime;
 use weir_store::slot::{Assign, AssignOutcome, MoveOutcome, Slot, SlotPosition};
 
 use crate::app::App;
@@ -84,11 +84,14 @@ pub(crate) struct SlotResponse {
     #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
     /// The requested time of the call that assigned the slot.
-    requested_time: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    requested_time: MillisTime,
     /// The start of the slot's window, by the config that was active when the slot was assigned.
-    window_start: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    window_start: MillisTime,
     /// When the event is to run: a whole millisecond inside the window, not before `requestedTime`.
-    scheduled_time: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    scheduled_time: MillisTime,
     #[schema(value_type = schema::SlotStatus)]
     status: &'static str,
 }
@@ -155,7 +158,8 @@ pub(crate) struct SlotsQuery {
 #[serde(rename_all = "camelCase")]
 #[schema(as = SlotWindow)]
 pub(crate) struct WindowResponse {
-    window_start: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    window_start: MillisTime,
     /// Slots scheduled inside it.
     #[schema(minimum = 1, maximum = 2_147_483_647, examples(17))]
     slot_count: u32,
@@ -190,7 +194,8 @@ pub(crate) struct ForecastResponse {
     #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
     /// From the request.
-    requested_time: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    requested_time: MillisTime,
     /// From the request.
     #[schema(minimum = 1, maximum = 1_000_000_000, examples(500_000))]
     events: u64,
@@ -198,11 +203,14 @@ pub(crate) struct ForecastResponse {
     #[schema(minimum = 1, examples(5000))]
     windows: u64,
     /// The start of the first event's window.
-    first_window: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    first_window: MillisTime,
     /// The start of the last event's window.
-    last_window: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    last_window: MillisTime,
     /// The end of the last window: every event is scheduled before it.
-    finishes_by: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    finishes_by: MillisTime,
 }
 
 /// The largest load of a forecast.
@@ -299,12 +307,12 @@ pub(crate) async fn forecast_slots(
         app.slot.forecast(&name, requested, events).await?.ok_or_else(|| unknown_config(&name))?;
     Ok(Json(ForecastResponse {
         config_name: ConfigNameText(name),
-        requested_time: rfc3339(requested),
+        requested_time: MillisTime::from(requested),
         events,
         windows: forecast.windows,
-        first_window: rfc3339(forecast.first_window),
-        last_window: rfc3339(forecast.last_window),
-        finishes_by: rfc3339(config.pace.window_after(forecast.last_window, 1)),
+        first_window: MillisTime::from(forecast.first_window),
+        last_window: MillisTime::from(forecast.last_window),
+        finishes_by: MillisTime::from(config.pace.window_after(forecast.last_window, 1)),
     }))
 }
 
@@ -477,7 +485,7 @@ pub(crate) async fn list_windows(
     let windows = app.slot.windows(&name, from, to, limit + 1).await?;
     let max_per_window = config.pace.max_per_window();
     let items = windows.into_iter().map(|window| WindowResponse {
-        window_start: rfc3339(window.start),
+        window_start: MillisTime::from(window.start),
         slot_count: window.count,
         max_per_window,
         status: match window.status {
@@ -522,7 +530,7 @@ pub(crate) async fn list_slots(
     let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
     let window = config.pace.window_of(start);
     if window != start {
-        let begun = rfc3339(window);
+        let begun = MillisTime::from(window);
         let problem = format!("must be the start of a window; the window of this time starts at {begun}");
         return Err(ApiError::invalid_field("windowStart", problem));
     }
@@ -579,9 +587,9 @@ pub(crate) fn describe(slot: Slot, status: &'static str) -> SlotResponse {
     SlotResponse {
         event_id: EventIdText(slot.event),
         config_name: ConfigNameText(slot.config),
-        requested_time: rfc3339(slot.requested),
-        window_start: rfc3339(slot.window_start),
-        scheduled_time: rfc3339(slot.scheduled),
+        requested_time: MillisTime::from(slot.requested),
+        window_start: MillisTime::from(slot.window_start),
+        scheduled_time: MillisTime::from(slot.scheduled),
         status,
     }
 }

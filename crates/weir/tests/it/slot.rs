@@ -10,7 +10,7 @@ use weir_testkit::skip;
 
 use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
-const AT: &str = "2026-06-01T12:00:00Z";
+const AT: &str = "2026-06-01T12:00:00.000Z";
 
 async fn put_config(operator: &Client, name: &str, max: u32, size: &str) -> Response {
     let body = json!({"configName": name, "maxPerWindow": max, "windowSize": size});
@@ -87,7 +87,7 @@ async fn an_event_is_moved_to_another_time(store: Store) {
     };
     let moved = put("a%2Fb", &json!({"requestedTime": "2026-06-01T13:00:00Z"})).await;
     assert_eq!((moved.status, &moved.json()["status"]), (200, &json!("NEW")), "{:?}", moved.body);
-    assert_eq!(moved.json()["windowStart"], "2026-06-01T13:00:00Z");
+    assert_eq!(moved.json()["windowStart"], "2026-06-01T13:00:00.000Z");
     assert_eq!(moved.json()["eventId"], "a/b");
     let found = client.get("/api/v1/slots/a%2Fb").await.unwrap().json();
     assert_eq!(found["scheduledTime"], moved.json()["scheduledTime"]);

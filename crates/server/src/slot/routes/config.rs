@@ -9,7 +9,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::slot::Pace;
-use weir_queue::rfc3339;
+use weir_queue::MillisTime;
 use weir_store::slot::{SlotConfig, window_text};
 
 use super::{parse_config_name, unknown_config};
@@ -53,7 +53,8 @@ pub(crate) struct ConfigResponse {
     #[schema(examples(true))]
     active: bool,
     /// When this version was activated.
-    created_at: jiff::Timestamp,
+    #[schema(value_type = jiff::Timestamp)]
+    created_at: MillisTime,
 }
 
 /// Configure a pace.
@@ -302,7 +303,7 @@ fn describe(config: SlotConfig) -> ConfigResponse {
         max_per_window: config.pace.max_per_window(),
         window_size: window_text(&config.pace),
         active: true,
-        created_at: rfc3339(config.created_at),
+        created_at: MillisTime::from(config.created_at),
     }
 }
 
