@@ -29,6 +29,7 @@ use self::message::{
 use crate::app::App;
 use crate::auth::credentials::{ADMIN_KEY_HEADER, Credentials, LIMITS_CHECK};
 use crate::buffer_budget::BufferBudget;
+use crate::tls::Tls;
 
 /// The most connections, if `http.max_connections` does not allow fewer. A proxy opens one for each of its threads.
 const CONNECTIONS_MAX: usize = 4_096;
@@ -55,7 +56,7 @@ const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Serves until the server stops, then until every request under way is answered.
-pub async fn serve(listener: TcpListener, app: Arc<App>) {
+pub async fn serve(listener: TcpListener, tls: Option<Tls>, app: Arc<App>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
     let is_open = app.settings.auth.allow_anonymous_grpc;
@@ -63,7 +64,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let settings = app.settings.http;
     let limits = BodyLimits { budget: BufferBudget::new(BUFFERED_MAX), timeout: settings.read_timeout };
-    let incoming = accept::connections(listener, settings.max_connections.min(CONNECTIONS_MAX));
+    let incoming = accept::connections(listener, tls, settings.max_connections.min(CONNECTIONS_MAX));
     let limit_bodies = MapRequestLayer::new(move |request| limits.apply(request).map(Body::new));
     let closing = app.shutdown.closing().clone();
     let stop = async {

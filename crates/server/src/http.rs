@@ -2,10 +2,12 @@
 //! modules of the capabilities, parse, call one service function and respond.
 
 pub(crate) mod body;
+mod encrypted;
 pub(crate) mod error;
 pub(crate) mod event_stream;
 pub(crate) mod extract;
 mod host;
+mod http2;
 mod lingering_close;
 pub mod openapi;
 pub(crate) mod pagination;

@@ -9,7 +9,7 @@ mod gateway;
 pub mod grpc;
 pub mod http;
 mod operations;
-mod outbound;
+pub mod outbound;
 mod peer;
 mod quota;
 mod redact;
@@ -21,6 +21,7 @@ mod shutdown;
 mod slot;
 pub mod telemetry;
 mod tier;
+mod tls;
 mod workers;
 
 use std::net::SocketAddr;
@@ -41,6 +42,7 @@ use crate::request::service::key_check;
 use crate::routes::routes;
 use crate::settings::Settings;
 use crate::settings::source::SettingError;
+use crate::tls::Tls;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +81,7 @@ impl Server {
         engines::lost_database::create_database_first(&settings)?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
+        let tls = settings.tls.clone().map(Tls::load).transpose()?;
         let http = HttpServer::start(settings.http.threads())
             .map_err(|source| StartError::System { action: "start the HTTP threads".to_owned(), source })?;
         let mut engines =
@@ -108,10 +111,14 @@ impl Server {
         if app.settings.process.roles.api {
             engines::retry_at_start(|| app.tier.load()).await?;
         }
-        let grpc =
-            grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
+        let grpc = grpc.map(|(listener, address)| {
+            (address, tokio::spawn(grpc::serve(listener, tls.clone(), Arc::clone(&app))))
+        });
         let workers = workers::start(&app)?;
-        http.serve(listeners, Router::new(routes(), &app), &app);
+        http.serve(listeners, tls.as_ref(), Router::new(routes(), &app), &app);
+        if let Some(tls) = tls {
+            tokio::spawn(tls.follow_files(app.shutdown.closing().clone()));
+        }
         Ok(Self { app, address, grpc, http, workers })
     }
 
@@ -130,6 +137,7 @@ impl Server {
     #[must_use]
     pub fn ready_line(&self) -> String {
         let data = &self.app.settings.process.data;
+        let scheme = if self.app.settings.tls.is_some() { "https" } else { "http" };
         let engine = match &self.app.settings.store.engine {
             settings::store::EngineChoice::Embedded => format!("embedded SQLite in {}", data.display()),
             settings::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
@@ -146,7 +154,7 @@ impl Server {
             }
         };
         format!(
-            "weir ready on http://{}{grpc} · {engine}{cache}{broker} · secrets in {}",
+            "weir ready on {scheme}://{}{grpc} · {engine}{cache}{broker} · secrets in {}",
             self.address,
             data.display()
         )

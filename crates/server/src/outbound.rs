@@ -23,8 +23,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-pub(crate) use self::connect::Reach;
-use self::connect::{Connector, ForbiddenAddress};
+use self::connect::ForbiddenAddress;
+pub use self::connect::{Connector, OutboundStream, Reach, Trust};
 
 /// The most that is read of a body that is not used, so that its connection can be reused.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
@@ -133,7 +133,8 @@ impl OutboundClient {
     /// Creates a client that trusts the certificate authorities in a file instead of the system's, if a file is given.
     #[must_use]
     pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, limits: OutboundLimits) -> Self {
-        let connector = Connector::new(reach, limits.connect_timeout).trusting(file);
+        let connector = Connector::new(reach, limits.connect_timeout)
+            .trusting(file.map_or(Trust::System, Trust::Authorities));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)

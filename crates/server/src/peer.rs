@@ -1,4 +1,5 @@
 //! The connection of a request: the peer's address, whether it is still connected, and how much of the next head has arrived.
+//! Each request of an HTTP/2 connection has a peer of its own, with the permit that it takes and without bytes.
 //!
 //! hyper does not look for the end of a connection while a response is under way (see `http/serve.rs`). Where a response may
 //! take minutes and costs somebody else's work, the handler polls the socket, which it shares with hyper. The handler runs in
@@ -13,37 +14,37 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Sleep;
 
+pub(crate) mod transport;
+
+use self::transport::Transport;
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Metrics;
 
 /// The buffer that hyper allocates for every connection. Only larger heads are charged to the budget.
-const HEAD_FREE: usize = 8 * 1024;
+pub(crate) const HEAD_FREE: usize = 8 * 1024;
 /// Phase of a connection: the next bytes belong to a head.
 const IN_HEAD: u8 = 0;
 /// Phase of a connection: the next bytes belong to a body. Its reader charges them to a budget.
 const IN_BODY: u8 = 1;
-/// Phase of a connection: it no longer speaks HTTP.
+/// Phase of a connection: it no longer speaks HTTP/1.1.
 const IN_TUNNEL: u8 = 2;
 const DISCARD_BYTES: usize = 16 * 1024;
-/// How long a peer may read nothing of what is written to it.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The other end of a connection. Clones share the connection.
 #[derive(Clone)]
 pub struct Peer(Arc<PeerConnection>);
 
 struct PeerConnection {
-    stream: Mutex<TcpStream>,
+    transport: Mutex<Transport>,
     address: SocketAddr,
-    metrics: Arc<Metrics>,
+    is_encrypted: bool,
+    /// `None` for a request of an HTTP/2 connection.
+    _open: Option<OpenConnection>,
     budget: BufferBudget,
     /// Kept when the connection becomes a tunnel.
     permit: Mutex<ConnectionPermit>,
@@ -67,9 +68,29 @@ pub(crate) struct ConnectionPermit {
     ordinary: Option<Arc<Semaphore>>,
 }
 
+/// A connection, as metrics count it until it is dropped.
+pub(crate) struct OpenConnection(Arc<Metrics>);
+
+impl OpenConnection {
+    pub(crate) fn new(metrics: &Arc<Metrics>) -> Self {
+        metrics.connections.inc();
+        Self(Arc::clone(metrics))
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.connections.dec();
+    }
+}
+
 impl ConnectionPermit {
     pub(crate) const fn ordinary(permit: OwnedSemaphorePermit) -> Self {
         Self { _permit: permit, ordinary: None }
+    }
+
+    pub(crate) const fn is_in_reserve(&self) -> bool {
+        self.ordinary.is_some()
     }
 
     /// One of the few permits for operations routes, used when all ordinary ones are taken.
@@ -80,19 +101,19 @@ impl ConnectionPermit {
 
 impl Peer {
     pub(crate) fn new(
-        stream: TcpStream,
+        transport: Transport,
         address: SocketAddr,
         permit: ConnectionPermit,
         budget: BufferBudget,
-        metrics: Arc<Metrics>,
+        open: Option<OpenConnection>,
     ) -> Self {
-        metrics.connections.inc();
         Self(Arc::new(PeerConnection {
-            stream: Mutex::new(stream),
+            is_encrypted: !transport.is_plain(),
+            transport: Mutex::new(transport),
             address,
-            metrics,
+            _open: open,
             budget,
-            is_in_reserve: AtomicBool::new(permit.ordinary.is_some()),
+            is_in_reserve: AtomicBool::new(permit.is_in_reserve()),
             permit: Mutex::new(permit),
             phase: AtomicU8::new(IN_HEAD),
             unparsed: AtomicUsize::new(0),
@@ -104,7 +125,6 @@ impl Peer {
     pub(crate) fn stream(&self) -> PeerStream {
         PeerStream {
             connection: Arc::clone(&self.0),
-            stalled: None,
             is_write_pending: false,
             is_read_deferred: false,
             head_charge: None,
@@ -154,14 +174,21 @@ impl Peer {
         }
     }
 
-    /// Must be called when the connection no longer speaks HTTP.
-    pub(crate) fn become_tunnel(&self) {
+    /// Must be called when the connection no longer speaks HTTP/1.1: it has become a tunnel, or speaks HTTP/2, whose parser
+    /// bounds what it buffers.
+    pub(crate) fn leave_http1(&self) {
         self.0.phase.store(IN_TUNNEL, Ordering::Relaxed);
         self.0.has_unread_body.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn has_unread_body(&self) -> bool {
         self.0.has_unread_body.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer uses TLS.
+    #[must_use]
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.0.is_encrypted
     }
 
     #[must_use]
@@ -172,11 +199,7 @@ impl Peer {
     /// Ready when the peer has closed its side or the connection is lost. To be polled only from the task of the connection,
     /// once the whole request has arrived. Later bytes are left unread; while there are any, the end is not noticed.
     pub fn poll_disconnected(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut byte = [std::mem::MaybeUninit::uninit()];
-        match self.0.stream.lock().poll_peek(context, &mut ReadBuf::uninit(&mut byte)) {
-            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
-            Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
-        }
+        self.0.transport.lock().poll_end(context)
     }
 
     /// Ready when the peer has closed its side or the connection is lost. Incoming bytes are discarded.
@@ -184,7 +207,7 @@ impl Peer {
         let mut ignored = [0; 512];
         loop {
             let mut buffer = ReadBuf::new(&mut ignored);
-            match Pin::new(&mut *self.0.stream.lock()).poll_read(context, &mut buffer) {
+            match Pin::new(&mut *self.0.transport.lock()).poll_read(context, &mut buffer) {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
                 Poll::Ready(_) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
@@ -196,7 +219,7 @@ impl Peer {
     pub(crate) fn poll_discard(&self, context: &mut Context<'_>) -> Poll<usize> {
         let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD_BYTES];
         let mut buffer = ReadBuf::uninit(&mut ignored);
-        let read = Pin::new(&mut *self.0.stream.lock()).poll_read(context, &mut buffer);
+        let read = Pin::new(&mut *self.0.transport.lock()).poll_read(context, &mut buffer);
         read.map(|read| if read.is_ok() { buffer.filled().len() } else { 0 })
     }
 }
@@ -209,12 +232,6 @@ pub(crate) async fn disconnected(peer: Option<&Peer>) {
     }
 }
 
-impl Drop for PeerConnection {
-    fn drop(&mut self) {
-        self.metrics.connections.dec();
-    }
-}
-
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Peer").field(&self.0.address).finish()
@@ -224,8 +241,6 @@ impl std::fmt::Debug for Peer {
 /// Reads from and writes to the connection. One task at a time does so, all on one thread, so the lock is always free.
 pub(crate) struct PeerStream {
     connection: Arc<PeerConnection>,
-    /// The write timeout, while the peer reads nothing.
-    stalled: Option<Pin<Box<Sleep>>>,
     /// Whether the socket did not accept all of the last write.
     is_write_pending: bool,
     /// Whether a read waits for that write to finish.
@@ -283,7 +298,7 @@ impl AsyncRead for PeerStream {
             }
         }
         let filled = buffer.filled().len();
-        let read = Pin::new(&mut *this.connection.stream.lock()).poll_read(context, buffer);
+        let read = Pin::new(&mut *this.connection.transport.lock()).poll_read(context, buffer);
         if let Poll::Ready(Ok(())) = read {
             this.count_read(buffer.filled().len() - filled)?;
         }
@@ -294,34 +309,32 @@ impl AsyncRead for PeerStream {
 impl AsyncWrite for PeerStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Poll::Ready(written) = Pin::new(&mut *this.connection.stream.lock()).poll_write(context, bytes)
-        {
-            this.stalled = None;
-            this.is_write_pending = matches!(written, Ok(written) if written < bytes.len());
-            if !this.is_write_pending && std::mem::take(&mut this.is_read_deferred) {
-                // Nothing else wakes the task for bytes that have arrived in the meantime.
-                context.waker().wake_by_ref();
-            }
-            return Poll::Ready(written);
+        let written = Pin::new(&mut *this.connection.transport.lock()).poll_write(context, bytes);
+        this.is_write_pending = match &written {
+            Poll::Ready(written) => matches!(written, Ok(written) if *written < bytes.len()),
+            Poll::Pending => true,
+        };
+        if !this.is_write_pending && std::mem::take(&mut this.is_read_deferred) {
+            // Nothing else wakes the task for bytes that have arrived in the meantime.
+            context.waker().wake_by_ref();
         }
-        this.is_write_pending = true;
-        let stalled = this.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIMEOUT)));
-        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        written
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.connection.stream.lock()).poll_flush(context)
+        Pin::new(&mut *self.connection.transport.lock()).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.connection.stream.lock()).poll_shutdown(context)
+        Pin::new(&mut *self.connection.transport.lock()).poll_shutdown(context)
     }
 }
 
 #[cfg(test)]
 pub(crate) mod fixtures {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
+    use super::transport::Tcp;
     use super::*;
 
     /// Returns both ends of a connection.
@@ -329,7 +342,7 @@ pub(crate) mod fixtures {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
-        (client, Peer::new(stream, address, permit, budget, Arc::new(Metrics::default())))
+        (client, Peer::new(Transport::Plain(Tcp::new(stream)), address, permit, budget, None))
     }
 
     pub(crate) fn ordinary_permit() -> ConnectionPermit {
@@ -340,6 +353,7 @@ pub(crate) mod fixtures {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::time::Duration;
 
     use futures_util::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -371,7 +385,7 @@ mod tests {
         let mut stream = peer.stream();
         let written = poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
         request.write_all(&[b'h'; LARGE_HEAD]).await.unwrap();
-        poll_fn(|context| peer.0.stream.lock().poll_read_ready(context)).await.unwrap();
+        poll_fn(|context| peer.0.transport.lock().tcp().unwrap().poll_read_ready(context)).await.unwrap();
         assert!(stream.read(&mut [0; LARGE_HEAD]).now_or_never().is_none(), "the response is under way");
         let reading = tokio::spawn(async move {
             response.read_exact(&mut vec![0; written + 3]).await.unwrap();
@@ -425,7 +439,7 @@ mod tests {
     async fn a_tunnel_is_read_while_a_write_is_pending() {
         let (mut client, peer) = connect(ordinary_permit(), BufferBudget::new(0)).await;
         let mut stream = peer.stream();
-        peer.become_tunnel();
+        peer.leave_http1();
         poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
         client.write_all(&[b't'; LARGE_HEAD]).await.unwrap();
         let reading = read_exactly(&mut stream, LARGE_HEAD);

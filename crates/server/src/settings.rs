@@ -13,6 +13,7 @@ pub(crate) mod parse;
 pub(crate) mod process;
 pub mod source;
 pub mod store;
+pub mod tls;
 
 use std::path::PathBuf;
 
@@ -30,6 +31,8 @@ pub struct Settings {
     pub store: store::StoreSettings,
     pub auth: auth::AuthSettings,
     pub http: http::HttpSettings,
+    /// `http.tls`; plain HTTP without it.
+    pub tls: Option<tls::TlsSettings>,
     pub lane: lane::LaneSettings,
     pub sender: SenderSettings,
     pub request: RequestSettings,
@@ -56,6 +59,7 @@ impl Settings {
             auth: auth::AuthSettings::read(&mut reader, &process)?,
             process,
             http: http::HttpSettings::read(&mut reader)?,
+            tls: tls::TlsSettings::read(&mut reader)?,
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: SenderSettings::read(&mut reader)?,
             request: RequestSettings::read(&mut reader)?,

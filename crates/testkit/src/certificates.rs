@@ -1,12 +1,59 @@
-//! A certificate authority and a server certificate for `localhost`, generated for each server, and a client config that
-//! trusts them.
+//! Certificate authorities and what they issue: for each server of a test a certificate for `localhost`, and a client config
+//! that trusts it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+
+/// A certificate authority.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key as PEM.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn generate() -> Self {
+        Self::try_generate().expect("rcgen signs with a fresh key")
+    }
+
+    fn try_generate() -> Result<Self, rcgen::Error> {
+        let mut authority = CertificateParams::default();
+        authority.distinguished_name.push(DnType::CommonName, "Weir test authority");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Ok(Self(CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?))
+    }
+
+    /// The authority's own certificate as PEM.
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Issues a certificate for servers and clients with these host names and addresses.
+    pub fn issue(&self, names: &[&str]) -> Certificate {
+        self.try_issue(names).expect("rcgen signs with a fresh key")
+    }
+
+    fn try_issue(&self, names: &[&str]) -> Result<Certificate, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut parameters = CertificateParams::new(names)?;
+        parameters.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = parameters.signed_by(&key, &self.0)?;
+        Ok(Certificate { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+}
 
 /// Certificates and key as PEM.
 pub(crate) struct Certificates {
@@ -17,20 +64,10 @@ pub(crate) struct Certificates {
 
 impl Certificates {
     pub(crate) fn generate() -> Self {
-        Self::try_generate().expect("rcgen signs with a fresh key")
-    }
-
-    fn try_generate() -> Result<Self, rcgen::Error> {
-        let mut authority = CertificateParams::default();
-        authority.distinguished_name.push(DnType::CommonName, "Weir test authority");
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-
+        let authority = Authority::generate();
         // No IP address among the names: connecting to 127.0.0.1 must fail a full verification.
-        let server_key = KeyPair::generate()?;
-        let server = CertificateParams::new(["localhost".to_owned()])?.signed_by(&server_key, &authority)?;
-        Ok(Self { authority: authority.pem(), server: server.pem(), server_key: server_key.serialize_pem() })
+        let Certificate { certificate, key } = authority.issue(&["localhost"]);
+        Self { authority: authority.pem(), server: certificate, server_key: key }
     }
 }
 

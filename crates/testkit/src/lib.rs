@@ -21,7 +21,7 @@ pub mod tls;
 pub mod wait;
 
 mod apt;
-mod certificates;
+pub mod certificates;
 mod daemon;
 mod discover;
 mod docker;

@@ -62,8 +62,8 @@ impl Builder {
             Watchdog::start(&format!("{END_PROCESS}{remove}"), ["KILL".as_ref(), data_dir.as_os_str()]);
         let unused = || SocketAddr::from((Ipv4Addr::LOCALHOST, crate::ports::unused()));
         let (addr, grpc_addr) = (unused(), unused());
-        let mut weir =
-            Weir { builder: self, data_dir, addr, grpc_addr, log: Log::default(), child: None, watchdog };
+        let (scheme, log) = ("http", Log::default());
+        let mut weir = Weir { builder: self, data_dir, addr, scheme, grpc_addr, log, child: None, watchdog };
         weir.launch().await;
         weir
     }
@@ -74,6 +74,8 @@ pub struct Weir {
     builder: Builder,
     data_dir: PathBuf,
     addr: SocketAddr,
+    /// `http` or `https`.
+    scheme: &'static str,
     grpc_addr: SocketAddr,
     log: Log,
     child: Option<Child>,
@@ -87,7 +89,7 @@ impl Weir {
     }
 
     pub fn base_url(&self) -> String {
-        format!("http://{}", self.addr)
+        format!("{}://{}", self.scheme, self.addr)
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -231,11 +233,11 @@ impl Weir {
         self.watchdog.guard(Pid::from_child(&child));
         self.log.follow(&mut child);
         self.child = Some(child);
-        self.addr = self.ready_addr().await;
+        (self.scheme, self.addr) = self.ready_addr().await;
     }
 
-    /// The address in the ready line, which differs from the requested one if a test sets `WEIR_LISTEN`.
-    async fn ready_addr(&mut self) -> SocketAddr {
+    /// The scheme and the address in the ready line, which differs from the requested one if a test sets `WEIR_LISTEN`.
+    async fn ready_addr(&mut self) -> (&'static str, SocketAddr) {
         let mut line = None;
         let (log, child) = (&self.log, self.child.as_mut().expect(NOT_RUNNING));
         let condition = async || {
@@ -251,7 +253,7 @@ impl Weir {
         let in_time = becomes_true(READY_TIMEOUT, condition).await;
         assert!(in_time, "weir was not ready within {READY_TIMEOUT:?}; its output:\n{}", log.text());
         let line = line.expect("the condition above was met");
-        parse_addr(&line).unwrap_or_else(|| panic!("no http://127.0.0.1:PORT in weir's ready line: {line}"))
+        parse_addr(&line).unwrap_or_else(|| panic!("no URL on 127.0.0.1 in weir's ready line: {line}"))
     }
 }
 
@@ -270,10 +272,11 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn parse_addr(line: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.split_once("http://127.0.0.1:")?;
+fn parse_addr(line: &str) -> Option<(&'static str, SocketAddr)> {
+    let (before, rest) = line.split_once("://127.0.0.1:")?;
+    let scheme = if before.ends_with("https") { "https" } else { "http" };
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some(SocketAddr::from((Ipv4Addr::LOCALHOST, digits.parse().ok()?)))
+    Some((scheme, SocketAddr::from((Ipv4Addr::LOCALHOST, digits.parse().ok()?))))
 }
 
 #[cfg(test)]

@@ -1,20 +1,46 @@
 //! A small HTTP client for the server's own API, with one connection per concurrent call.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
+use clap::Args;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use weir_server::auth::secrets::ADMIN_KEY;
+use weir_server::outbound::{Connector, Reach, Trust};
 use weir_server::settings::Settings;
 use weir_server::settings::source::Sources;
 
 use crate::health::reachable;
 
-type Connections = hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>;
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+type Connections = hyper_util::client::legacy::Client<Connector, Full<Bytes>>;
+
+/// The options of a call to a server with TLS.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TlsArgs {
+    /// With an https:// server: the authorities that its certificate must come from [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// With a server that requires certificates: the one to present
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn identity(&self) -> Option<(PathBuf, PathBuf)> {
+        Some((self.cert.clone()?, self.key.clone()?))
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
@@ -27,26 +53,47 @@ pub(crate) struct Client {
 
 impl Client {
     /// Creates a client for the server at `url`, or for the one in the settings.
-    pub(crate) fn new(url: Option<&str>) -> anyhow::Result<Self> {
-        let url = match url {
-            Some(url) => url.to_owned(),
-            None => {
-                let settings = Settings::read(Sources::from_process(BTreeMap::new())?)?;
-                format!("http://{}", reachable(settings.process.listen))
-            }
+    pub(crate) fn new(url: Option<&str>, tls: &TlsArgs) -> anyhow::Result<Self> {
+        let Some(url) = url else {
+            let settings = Settings::read(Sources::from_process(BTreeMap::new())?)?;
+            // The server's file is here as well, so its certificate need not name the address that is called.
+            let trust =
+                settings.tls.as_ref().map_or(Trust::System, |tls| Trust::Certificate(tls.cert.clone()));
+            return Ok(Self::for_settings(&settings, tls, trust));
         };
-        let base = url.trim_end_matches('/').to_owned();
+        let base = url.trim_end_matches('/');
         let parsed: http::Uri = base.parse().with_context(|| format!("--url {url} is not a URL"))?;
         anyhow::ensure!(
-            parsed.scheme_str() == Some("http") && parsed.host().is_some(),
-            "--url {url} must be http://host:port (put TLS in front of both ends if the network needs it)"
+            matches!(parsed.scheme_str(), Some("http" | "https")) && parsed.host().is_some(),
+            "--url {url} must be http://host:port or https://host:port"
         );
-        let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Ok(Self { connections, base, admin_key: None, buyer: None })
+        Ok(Self::connecting_to(base.to_owned(), tls, Trust::System, tls.identity()))
+    }
+
+    /// Creates a client for the server that has these settings. `trust` applies unless the caller names authorities.
+    pub(crate) fn for_settings(settings: &Settings, tls: &TlsArgs, trust: Trust) -> Self {
+        let scheme = if settings.tls.is_some() { "https" } else { "http" };
+        let base = format!("{scheme}://{}", reachable(settings.process.listen));
+        // The server's own certificate often comes from the authority that it requires of callers.
+        let own = settings.tls.as_ref().filter(|tls| tls.client_ca.is_some());
+        let own = own.map(|tls| (tls.cert.clone(), tls.key.clone()));
+        Self::connecting_to(base, tls, trust, tls.identity().or(own))
+    }
+
+    fn connecting_to(
+        base: String,
+        tls: &TlsArgs,
+        trust: Trust,
+        identity: Option<(PathBuf, PathBuf)>,
+    ) -> Self {
+        let trust = tls.ca.clone().map_or(trust, Trust::Authorities);
+        let connector = Connector::new(Reach::Anywhere, CONNECT_TIMEOUT).trusting(trust).presenting(identity);
+        let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+        Self { connections, base, admin_key: None, buyer: None }
     }
 
     /// Creates a client with the admin key from the settings or from the data directory.
-    pub(crate) fn for_operator(url: Option<&str>, data: Option<&str>) -> anyhow::Result<Self> {
+    pub(crate) fn for_operator(url: Option<&str>, data: Option<&str>, tls: &TlsArgs) -> anyhow::Result<Self> {
         let flags: BTreeMap<_, _> = data.map(|data| ("data", data.to_owned())).into_iter().collect();
         let settings = Settings::read(Sources::from_process(flags)?)?;
         let key = match settings.auth.admin_key {
@@ -61,7 +108,7 @@ impl Client {
                 })?
             }
         };
-        Ok(Self { admin_key: Some(key.trim().to_owned()), ..Self::new(url)? })
+        Ok(Self { admin_key: Some(key.trim().to_owned()), ..Self::new(url, tls)? })
     }
 
     pub(crate) fn base(&self) -> &str {

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::client::Client;
+use crate::client::{Client, TlsArgs};
 
 /// Dead letters per page.
 const PAGE: usize = 1_000;
@@ -37,6 +37,8 @@ pub(crate) struct OperatorArgs {
     /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -133,7 +135,7 @@ async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
 }
 
 fn client(operator: &OperatorArgs) -> anyhow::Result<Client> {
-    Client::for_operator(operator.url.as_deref(), operator.data.as_deref())
+    Client::for_operator(operator.url.as_deref(), operator.data.as_deref(), &operator.tls)
 }
 
 /// Calls the API and returns the JSON, or an error with the server's message.

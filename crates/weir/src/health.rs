@@ -1,18 +1,22 @@
 //! `weir health`: checks whether a server is ready, for containers and scripts without another client.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use http::Method;
+use weir_server::outbound::Trust;
 use weir_server::settings::Settings;
 use weir_server::settings::source::Sources;
 
-/// The timeout of each step.
-const TIMEOUT: Duration = Duration::from_secs(2);
+use crate::client::{Client, TlsArgs};
+
+/// How long the server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
@@ -23,6 +27,8 @@ pub(crate) struct HealthArgs {
     /// Check only this capability: quota, slot, request, tier or sale
     #[arg(long, value_name = "NAME", value_parser = ["quota", "slot", "request", "tier", "sale"])]
     capability: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
@@ -30,11 +36,23 @@ pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
         arguments.listen.clone().map(|listen| ("listen", listen)).into_iter().collect();
     let settings = Settings::read(Sources::from_process(flags)?)?;
     let address = reachable(settings.process.listen);
-    let response = get_readiness(address, arguments.capability.as_deref())
-        .with_context(|| format!("cannot reach a server at {address}"))?;
-    let ready = response.split(' ').nth(1) == Some("200");
-    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    anyhow::ensure!(ready, "the server at {address} is not ready: {body}");
+    // Nothing secret is sent, and a certificate that has just been renewed must not look like an outage.
+    let client = Client::for_settings(&settings, &arguments.tls, Trust::Anyone);
+    let path = match &arguments.capability {
+        Some(capability) => format!("/readyz/{capability}"),
+        None => "/readyz".to_owned(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let response = runtime.block_on(async {
+        let response = tokio::time::timeout(TIMEOUT, client.call(Method::GET, &path)).await;
+        response.unwrap_or_else(|_elapsed| Err(anyhow::anyhow!("no answer within {TIMEOUT:?}")))
+    });
+    let (status, body) = response.with_context(|| format!("cannot reach a server at {address}"))?;
+    anyhow::ensure!(
+        status == 200,
+        "the server at {address} is not ready: {}",
+        String::from_utf8_lossy(&body)
+    );
     writeln!(std::io::stdout(), "ready on {address}")?;
     Ok(ExitCode::SUCCESS)
 }
@@ -47,15 +65,4 @@ pub(crate) fn reachable(mut listen: SocketAddr) -> SocketAddr {
         _ => {}
     }
     listen
-}
-
-fn get_readiness(address: SocketAddr, capability: Option<&str>) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    let path = capability.map_or_else(|| "/readyz".to_owned(), |name| format!("/readyz/{name}"));
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
-    let mut response = String::new();
-    stream.take(64 * 1024).read_to_string(&mut response)?;
-    Ok(response)
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::client::Client;
+use crate::client::{Client, TlsArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotsCommand {
@@ -28,15 +28,17 @@ pub(crate) struct ServerArgs {
     /// The server's data directory, to send the admin key in it; WEIR_ADMIN_KEY is sent whenever it is set
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 impl ServerArgs {
     /// A client that sends the operator's key if the caller has named one. A server on loopback requires none by default.
     fn client(&self) -> anyhow::Result<Client> {
         if self.data.is_some() || std::env::var_os("WEIR_ADMIN_KEY").is_some() {
-            Client::for_operator(self.url.as_deref(), self.data.as_deref())
+            Client::for_operator(self.url.as_deref(), self.data.as_deref(), &self.tls)
         } else {
-            Client::new(self.url.as_deref())
+            Client::new(self.url.as_deref(), &self.tls)
         }
     }
 }

@@ -38,6 +38,7 @@ fn find(settings: &Settings) -> Vec<ExposedFile> {
     secret.sort();
     secret.extend(settings.file_with_secrets.clone());
     secret.extend(settings.request.keys_file.clone());
+    secret.extend(settings.tls.as_ref().map(|tls| tls.key.clone()));
     let mut exposed: Vec<_> = secret.iter().filter_map(|path| check(path, READ | WRITE)).collect();
     exposed.extend(check(data, WRITE));
     if let Some(file) = &settings.auth.jwks_file {
@@ -78,12 +79,18 @@ mod tests {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
 
-    /// Returns the remedies for a directory that has a data directory, a settings file, a key file and a JWKS file.
+    /// Returns the remedies for a directory that has a data directory, a settings file, key files and a JWKS file.
     fn remedies(directory: &Path) -> Vec<String> {
         let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
         let text = std::fs::read_to_string(path("weir.toml")).unwrap();
         let values = flatten_toml(Path::new("weir.toml"), &text).unwrap();
-        let environment = [("DATA", "data"), ("REQUEST_KEYS_FILE", "keys"), ("JWKS_FILE", "jwks.json")];
+        let environment = [
+            ("DATA", "data"),
+            ("REQUEST_KEYS_FILE", "keys"),
+            ("JWKS_FILE", "jwks.json"),
+            ("TLS_CERT", "cert.pem"),
+            ("TLS_KEY", "tls.key"),
+        ];
         let environment = environment.map(|(name, file)| (format!("WEIR_{name}"), path(file)));
         let sources = Sources {
             environment: environment.into_iter().collect(),
@@ -102,7 +109,7 @@ mod tests {
         std::fs::create_dir(path("data")).unwrap();
         std::fs::set_permissions(path("data"), PermissionsExt::from_mode(0o755)).unwrap();
         let public = r#"{"keys":[{"kty":"EC"}]}"#;
-        let files = ["data/admin.key", "data/weir.db", "keys"];
+        let files = ["data/admin.key", "data/weir.db", "keys", "tls.key"];
         let fill = |mode: u32, settings: &str, jwks: &str| {
             for name in files {
                 write(&path(name), "x", mode);
@@ -114,10 +121,10 @@ mod tests {
         fill(0o600, secret, public);
         assert_eq!(remedies(directory.path()), [""; 0]);
         fill(0o644, "roles = \"api\"", public);
-        let three = files.map(|name| format!("chmod go-rwx {name}"));
-        assert_eq!(remedies(directory.path()), three, "public keys and plain settings are no secret");
+        let secrets = files.map(|name| format!("chmod go-rwx {name}"));
+        assert_eq!(remedies(directory.path()), secrets, "public keys and plain settings are no secret");
         fill(0o640, secret, r#"{"keys":[{"kty":"EC","d":"x"}]}"#);
-        let all = ["data/admin.key", "data/weir.db", "weir.toml", "keys", "jwks.json"];
+        let all = ["data/admin.key", "data/weir.db", "weir.toml", "keys", "tls.key", "jwks.json"];
         assert_eq!(remedies(directory.path()), all.map(|name| format!("chmod go-rwx {name}")));
         fill(0o600, secret, public);
         write(&path("jwks.json"), public, 0o664);

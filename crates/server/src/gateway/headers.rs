@@ -122,7 +122,8 @@ impl UpstreamHeaders<'_> {
         if let Some(host) = host {
             headers.entry(FORWARDED_HOST).or_insert(host);
         }
-        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        let scheme = if self.peer.is_some_and(Peer::is_encrypted) { "https" } else { "http" };
+        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
         append(headers, &VIA, PSEUDONYM);
     }
 }

@@ -1,9 +1,10 @@
-//! Accepts gRPC connections up to a maximum, and drops those that do not begin to speak HTTP/2.
+//! Accepts gRPC connections up to a maximum, plain or under TLS, and drops those that do not begin to speak HTTP/2. A TLS
+//! handshake runs in the task of its connection, when that first reads or writes.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -11,28 +12,34 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
+use tokio_rustls::Accept;
+use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use crate::tls::{Protocols, Tls};
 
 /// The pause after `accept` failed, for example because no file descriptors are left.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// How long a connection may take to send the preface of HTTP/2. Afterwards pings show whether the peer is still connected.
+/// How long a connection may take to send the preface of HTTP/2, after the handshake of TLS. Afterwards pings show whether the peer is still connected.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(5);
 const PREFACE_BYTES: usize = 24;
 
 /// Accepts connections. Beyond `max`, a connection waits until another one has ended.
 pub(super) fn connections(
     listener: TcpListener,
+    tls: Option<Tls>,
     max: usize,
 ) -> impl Stream<Item = io::Result<GrpcConnection>> {
     let permits = Arc::new(Semaphore::new(max));
-    futures_util::stream::unfold((listener, permits), |(listener, permits)| async move {
+    futures_util::stream::unfold((listener, tls, permits), |(listener, tls, permits)| async move {
         let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
         loop {
             match listener.accept().await {
                 Ok((stream, _peer)) => {
                     let _ = stream.set_nodelay(true);
-                    return Some((Ok(GrpcConnection::new(stream, permit)), (listener, permits)));
+                    let connection = GrpcConnection::new(stream, tls.as_ref(), permit);
+                    return Some((Ok(connection), (listener, tls, permits)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a gRPC connection; trying again");
@@ -44,7 +51,8 @@ pub(super) fn connections(
 }
 
 pub(super) struct GrpcConnection {
-    stream: TcpStream,
+    transport: Transport,
+    peer: TcpConnectInfo,
     _permit: OwnedSemaphorePermit,
     /// The bytes of the preface that have not arrived yet.
     preface: usize,
@@ -52,18 +60,60 @@ pub(super) struct GrpcConnection {
     preface_timer: Option<Pin<Box<Sleep>>>,
 }
 
+enum Transport {
+    Plain(TcpStream),
+    Handshake(Box<Accept<TcpStream>>),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
 impl GrpcConnection {
-    fn new(stream: TcpStream, permit: OwnedSemaphorePermit) -> Self {
+    fn new(stream: TcpStream, tls: Option<&Tls>, permit: OwnedSemaphorePermit) -> Self {
         let preface_timer = Some(Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)));
-        Self { stream, _permit: permit, preface: PREFACE_BYTES, preface_timer }
+        let peer = stream.connect_info();
+        let transport = match tls {
+            Some(tls) => Transport::Handshake(Box::new(tls.acceptor(Protocols::Grpc).accept(stream))),
+            None => Transport::Plain(stream),
+        };
+        Self { transport, peer, _permit: permit, preface: PREFACE_BYTES, preface_timer }
+    }
+
+    /// Returns what to read from and write to, once the handshake is complete.
+    fn poll_stream(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Pin<&mut dyn ReadWrite>>> {
+        if let Transport::Handshake(handshake) = &mut self.transport {
+            match Pin::new(handshake.as_mut()).poll(context) {
+                Poll::Ready(Ok(stream)) => self.transport = Transport::Tls(Box::new(stream)),
+                Poll::Ready(Err(error)) => {
+                    tracing::debug!(%error, "a TLS handshake on gRPC failed");
+                    return Poll::Ready(Err(error));
+                }
+                Poll::Pending => ready!(self.poll_preface_timer(context))?,
+            }
+        }
+        Poll::Ready(Ok(match &mut self.transport {
+            Transport::Plain(stream) => Pin::new(stream),
+            Transport::Tls(stream) => Pin::new(stream.as_mut()),
+            Transport::Handshake(_) => return Poll::Pending,
+        }))
+    }
+
+    /// Ready, with an error, when the preface has not arrived in time.
+    fn poll_preface_timer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.preface_timer {
+            Some(timer) => timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            None => Poll::Pending,
+        }
     }
 }
+
+trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
 
 impl Connected for GrpcConnection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+        self.peer.clone()
     }
 }
 
@@ -74,10 +124,12 @@ impl AsyncRead for GrpcConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let Some(timer) = &mut self.preface_timer else { return read };
+        let read = ready!(self.poll_stream(context))?.poll_read(context, buffer);
+        if self.preface_timer.is_none() {
+            return read;
+        }
         if read.is_pending() {
-            return timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()));
+            return self.poll_preface_timer(context);
         }
         self.preface = self.preface.saturating_sub(buffer.filled().len() - before);
         if self.preface == 0 {
@@ -93,15 +145,15 @@ impl AsyncWrite for GrpcConnection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        ready!(self.poll_stream(context))?.poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        ready!(self.poll_stream(context))?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        ready!(self.poll_stream(context))?.poll_shutdown(context)
     }
 }
 
@@ -118,7 +170,7 @@ mod tests {
     async fn connections_beyond_the_bound_wait_and_silent_ones_are_dropped() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut accepted = pin!(connections(listener, 1));
+        let mut accepted = pin!(connections(listener, None, 1));
         let mut first = TcpStream::connect(address).await.unwrap();
         let _second = TcpStream::connect(address).await.unwrap();
         let mut connection = accepted.next().await.unwrap().unwrap();
@@ -136,7 +188,7 @@ mod tests {
     async fn a_connection_that_speaks_http2_may_be_idle() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut accepted = pin!(connections(listener, 1));
+        let mut accepted = pin!(connections(listener, None, 1));
         let mut client = TcpStream::connect(address).await.unwrap();
         let mut connection = accepted.next().await.unwrap().unwrap();
         client.write_all(&[0; PREFACE_BYTES]).await.unwrap();

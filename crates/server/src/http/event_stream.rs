@@ -5,10 +5,12 @@
 //! writes the headers and the events, and ends hyper's connection. hyper has written nothing by then and does not close the
 //! socket. The response has no length and no chunks: it ends with its connection.
 
+use std::convert::Infallible;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -57,6 +59,17 @@ pub(crate) fn detach(
     }
 }
 
+/// Returns a response for hyper to write on HTTP/2, which has one connection for many streams: hyper writes the events as well.
+pub(crate) fn stream_body(mut response: Response, method: &Method) -> Response {
+    if let Some(EventStream(events)) = response.extensions_mut().remove()
+        && let Some(events) = events.lock().take()
+        && method != Method::HEAD
+    {
+        *response.body_mut() = Body::from_stream(events.map(Ok::<_, Infallible>));
+    }
+    response
+}
+
 /// Formats the head of a response that ends with its connection.
 pub(crate) fn write_head(response: &Response) -> Bytes {
     let status = response.status();
@@ -86,7 +99,8 @@ async fn write_stream(
         let written = tokio::select! {
             biased;
             // The write is tried first; a stop does not wait for a peer that does not read.
-            written = socket.write_all(&next) => written,
+            // TLS holds back what it has encrypted until it is flushed.
+            written = async { socket.write_all(&next).await?; socket.flush().await } => written,
             () = shutdown.closing().cancelled() => return,
         };
         if written.is_err() {

@@ -23,8 +23,9 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1::Builder;
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustix::net::sockopt::set_socket_reuseport;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket};
@@ -35,15 +36,18 @@ use tokio_util::task::TaskTracker;
 
 use super::error::ApiError;
 use super::event_stream::{Detached, detach, write_head};
+use super::http2::{CONNECTIONS_MAX as HTTP2_CONNECTIONS_MAX, builder as http2_builder};
 use super::lingering_close::linger;
 use super::router::{REQUEST_ID, Router, new_request_id};
 use super::tracked_body::TrackedBody;
 use crate::app::App;
 use crate::buffer_budget::{BudgetExhausted, BufferBudget};
-use crate::peer::{ConnectionPermit, Peer};
+use crate::peer::transport::{Tcp, Transport};
+use crate::peer::{ConnectionPermit, OpenConnection, Peer};
 use crate::settings::http::HttpSettings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::{Metrics, Shortage};
+use crate::tls::Tls;
 
 /// The pause after `accept` failed, for example because no file descriptors are left.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
@@ -52,13 +56,13 @@ const BACKLOG: u32 = 4_096;
 /// Connections beyond `http.max_connections`, for operations routes.
 const RESERVE: usize = 64;
 /// How long a connection of the reserve may take to send the head of its request.
-const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection of the reserve may last, until its response is written.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest head of a request.
-const HEAD_MAX: usize = 32 * 1024;
+pub(super) const HEAD_MAX: usize = 32 * 1024;
 /// The most that hyper buffers of a request and of a response.
-const BUFFER_MAX: usize = 64 * 1024;
+pub(super) const BUFFER_MAX: usize = 64 * 1024;
 
 /// The threads that serve HTTP.
 pub(crate) struct HttpServer {
@@ -75,16 +79,29 @@ struct HttpThread {
 }
 
 /// Accepts and serves the connections of one thread.
-struct Acceptor {
-    router: Arc<Router>,
-    metrics: Arc<Metrics>,
+pub(super) struct Acceptor {
+    /// `None` for plain HTTP.
+    tls: Option<Tls>,
+    pub(super) router: Arc<Router>,
+    pub(super) metrics: Arc<Metrics>,
     builder: Builder,
     reserve_builder: Builder,
-    permits: Arc<Semaphore>,
-    reserve: Arc<Semaphore>,
-    budget: BufferBudget,
-    shutdown: Shutdown,
-    connections: TaskTracker,
+    pub(super) http2_builder: http2::Builder<TokioExecutor>,
+    pub(super) read_timeout: Duration,
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) reserve: Arc<Semaphore>,
+    pub(super) http2_permits: Arc<Semaphore>,
+    pub(super) budget: BufferBudget,
+    pub(super) shutdown: Shutdown,
+    pub(super) connections: TaskTracker,
+}
+
+/// A connection that was just accepted.
+pub(super) struct Accepted {
+    pub(super) tcp: Tcp,
+    pub(super) address: SocketAddr,
+    pub(super) permit: ConnectionPermit,
+    pub(super) open: OpenConnection,
 }
 
 impl HttpServer {
@@ -111,18 +128,29 @@ impl HttpServer {
     }
 
     /// Serves the connections of the listeners, one listener per thread, until a stop has closed the last connection.
-    pub(crate) fn serve(&self, listeners: Vec<std::net::TcpListener>, router: Router, app: &App) {
+    pub(crate) fn serve(
+        &self,
+        listeners: Vec<std::net::TcpListener>,
+        tls: Option<&Tls>,
+        router: Router,
+        app: &App,
+    ) {
         let settings = app.settings.http;
         let permits = Arc::new(Semaphore::new(settings.max_connections));
+        let http2_permits = Arc::new(Semaphore::new(settings.max_connections.min(HTTP2_CONNECTIONS_MAX)));
         let (router, reserve) = (Arc::new(router), Arc::new(Semaphore::new(RESERVE)));
         for (listener, thread) in listeners.into_iter().zip(&self.threads) {
             let acceptor = Acceptor {
+                tls: tls.cloned(),
                 router: Arc::clone(&router),
                 metrics: Arc::clone(&app.metrics),
                 builder: connection_builder(settings),
                 reserve_builder: reserve_builder(settings),
+                http2_builder: http2_builder(),
+                read_timeout: settings.read_timeout,
                 permits: Arc::clone(&permits),
                 reserve: Arc::clone(&reserve),
+                http2_permits: Arc::clone(&http2_permits),
                 budget: app.buffers.clone(),
                 shutdown: app.shutdown.clone(),
                 connections: TaskTracker::new(),
@@ -191,8 +219,15 @@ impl Acceptor {
         };
         let this = Arc::new(self);
         let closing = this.shutdown.closing().clone();
-        while let Some(Some(peer)) = closing.run_until_cancelled(this.accept(&listener)).await {
-            this.connections.spawn(Arc::clone(&this).serve_connection(peer));
+        while let Some(Some(accepted)) = closing.run_until_cancelled(this.accept(&listener)).await {
+            if let Some(tls) = &this.tls {
+                this.connections.spawn(Arc::clone(&this).serve_encrypted(tls.clone(), accepted));
+            } else {
+                let Accepted { tcp, address, permit, open } = accepted;
+                let transport = Transport::Plain(tcp);
+                let peer = Peer::new(transport, address, permit, this.budget.clone(), Some(open));
+                this.connections.spawn(Arc::clone(&this).serve_connection(peer));
+            }
         }
         drop(listener);
         this.connections.close();
@@ -200,15 +235,13 @@ impl Acceptor {
     }
 
     /// Accepts the next connection and waits for its permit.
-    async fn accept(&self, listener: &TcpListener) -> Option<Peer> {
+    async fn accept(&self, listener: &TcpListener) -> Option<Accepted> {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
                     let permit = self.acquire_permit().await?;
-                    // Responses are written whole; waiting to fill a packet only delays them.
-                    let _ = stream.set_nodelay(true);
-                    let (budget, metrics) = (self.budget.clone(), Arc::clone(&self.metrics));
-                    return Some(Peer::new(stream, address, permit, budget, metrics));
+                    let open = OpenConnection::new(&self.metrics);
+                    return Some(Accepted { tcp: Tcp::new(stream), address, permit, open });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an HTTP connection; trying again");
@@ -235,7 +268,7 @@ impl Acceptor {
     }
 
     /// Serves a connection and closes it in a way that lets the caller read its last response.
-    async fn serve_connection(self: Arc<Self>, peer: Peer) {
+    pub(super) async fn serve_connection(self: Arc<Self>, peer: Peer) {
         match limit_in_reserve(&peer, self.serve_to_end(&peer)).await {
             Some(true) => linger(&peer, &self.shutdown).await,
             Some(false) => {}
@@ -251,7 +284,7 @@ impl Acceptor {
             Err(error) if is_over_budget(&error) => {
                 self.metrics.record_shortage(Shortage::Memory);
                 // This falls between two responses: a head is only read once the previous response is written (`peer.rs`).
-                refuse_head(peer).await.is_ok()
+                refuse(peer, ApiError::out_of_memory()).await.is_ok()
             }
             Err(error) => {
                 tracing::debug!(peer = %peer.address(), %error, "the connection of a caller failed");
@@ -287,14 +320,14 @@ impl Acceptor {
         let request = request.map(|body| TrackedBody::new(body, peer));
         let response = self.router.answer(peer, request).await;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            peer.become_tunnel();
+            peer.leave_http1();
         }
         detach(response, &method, peer, &self.connections, &self.shutdown)
     }
 }
 
 /// Runs `serving`, but returns `None` if the connection is still in the reserve after [`RESERVE_TIMEOUT`].
-async fn limit_in_reserve<T>(peer: &Peer, serving: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn limit_in_reserve<T>(peer: &Peer, serving: impl Future<Output = T>) -> Option<T> {
     let timeout = async {
         if peer.is_in_reserve() {
             tokio::time::sleep(RESERVE_TIMEOUT).await;
@@ -312,7 +345,7 @@ async fn limit_in_reserve<T>(peer: &Peer, serving: impl Future<Output = T>) -> O
 }
 
 /// The approximate length of a request's head.
-fn head_length<B>(request: &Request<B>) -> usize {
+pub(super) fn head_length<B>(request: &Request<B>) -> usize {
     let line = request.method().as_str().len() + request.uri().to_string().len() + " HTTP/1.1\r\n\r\n".len();
     let lines =
         request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
@@ -328,15 +361,16 @@ fn is_over_budget(error: &hyper::Error) -> bool {
     cause.and_then(io::Error::get_ref).is_some_and(|cause| cause.is::<BudgetExhausted>())
 }
 
-/// Writes the 503 for a head that exceeded the memory budget. hyper writes nothing more on this connection.
-async fn refuse_head(peer: &Peer) -> io::Result<()> {
-    let mut response = ApiError::out_of_memory().into_response();
+/// Writes a refusal on a connection on which hyper writes nothing more, or nothing at all.
+pub(super) async fn refuse(peer: &Peer, error: ApiError) -> io::Result<()> {
+    let mut response = error.into_response();
     let body = std::mem::take(response.body_mut()).collect().await.map_err(io::Error::other)?.to_bytes();
     response.headers_mut().insert(REQUEST_ID, new_request_id());
     response.headers_mut().insert(CONTENT_LENGTH, body.len().into());
     let mut socket = peer.stream();
     socket.write_all(&write_head(&response)).await?;
     socket.write_all(&body).await?;
+    socket.flush().await?;
     socket.shutdown().await
 }
 

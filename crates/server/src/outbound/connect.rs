@@ -15,9 +15,11 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -27,11 +29,25 @@ use super::address::is_public;
 
 /// The addresses that a client may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub enum Reach {
     /// All addresses: the operator has configured the target.
     Anywhere,
     /// Public addresses only: a caller has supplied the target.
     Public,
+}
+
+/// Whose certificate a server may present.
+#[derive(Clone, Debug, Default)]
+pub enum Trust {
+    /// One from an authority that the system trusts.
+    #[default]
+    System,
+    /// One from an authority in this file.
+    Authorities(PathBuf),
+    /// The first one in this file, whatever name it is for.
+    Certificate(PathBuf),
+    /// Any. Only for calls that carry and change nothing.
+    Anyone,
 }
 
 impl Reach {
@@ -47,22 +63,31 @@ impl Reach {
 pub(super) struct ForbiddenAddress;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Connector {
+pub struct Connector {
     reach: Reach,
     timeout: Duration,
-    /// A file of trusted certificate authorities; `None` for those of the system.
-    roots: Option<PathBuf>,
+    trust: Trust,
+    /// The files of the certificate to present, and of its key.
+    identity: Option<(PathBuf, PathBuf)>,
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Connector {
-    pub(crate) fn new(reach: Reach, timeout: Duration) -> Self {
-        Self { reach, timeout, roots: None, tls: Arc::default() }
+    /// `timeout` bounds name resolution, connecting and the handshake together.
+    #[must_use]
+    pub fn new(reach: Reach, timeout: Duration) -> Self {
+        Self { reach, timeout, trust: Trust::System, identity: None, tls: Arc::default() }
     }
 
-    /// Trusts the certificate authorities in a file instead of the system's, if a file is given.
-    pub(crate) fn trusting(self, roots: Option<PathBuf>) -> Self {
-        Self { roots, ..self }
+    #[must_use]
+    pub fn trusting(self, trust: Trust) -> Self {
+        Self { trust, ..self }
+    }
+
+    /// Presents the certificate in the first file, with the key in the second, to servers that ask for one.
+    #[must_use]
+    pub fn presenting(self, identity: Option<(PathBuf, PathBuf)>) -> Self {
+        Self { identity, ..self }
     }
 
     pub(crate) async fn connect(self, uri: Uri) -> io::Result<TokioIo<OutboundStream>> {
@@ -97,22 +122,84 @@ impl Connector {
         if let Some(config) = self.tls.get() {
             return Ok(Arc::clone(config));
         }
-        let config = Arc::new(client_config(self.roots.as_deref())?);
+        let config = Arc::new(client_config(&self.trust, self.identity.as_ref())?);
         Ok(Arc::clone(self.tls.get_or_init(|| config)))
     }
 }
 
-/// TLS 1.2 or 1.3, with the certificate authorities in a file or those of the system.
-fn client_config(file: Option<&Path>) -> io::Result<ClientConfig> {
+/// TLS 1.2 or 1.3.
+fn client_config(trust: &Trust, identity: Option<&(PathBuf, PathBuf)>) -> io::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = match file {
-        Some(file) => roots_of(file)?,
-        None => system_roots()?,
-    };
+    let algorithms = provider.signature_verification_algorithms;
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+    let only = |certificate| Arc::new(OnlyCertificate { certificate, algorithms });
+    let builder = match trust {
+        Trust::System => builder.with_root_certificates(system_roots()?),
+        Trust::Authorities(file) => builder.with_root_certificates(roots_of(file)?),
+        Trust::Certificate(file) => {
+            let certificate = CertificateDer::from_pem_file(file).map_err(|error| unusable(file, error))?;
+            builder.dangerous().with_custom_certificate_verifier(only(Some(certificate)))
+        }
+        Trust::Anyone => builder.dangerous().with_custom_certificate_verifier(only(None)),
+    };
+    let Some((certificate, key)) = identity else { return Ok(builder.with_no_client_auth()) };
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain = chain.map_err(|error| unusable(certificate, error))?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable(key, error))?;
+    builder.with_client_auth_cert(chain, private).map_err(|error| unusable(key, error))
+}
+
+fn unusable(file: &Path, error: impl std::fmt::Display) -> io::Error {
+    io::Error::other(format!("{} cannot be used: {error}", file.display()))
+}
+
+/// Accepts one certificate for any name, or every certificate. The server must prove that it has the key.
+#[derive(Debug)]
+struct OnlyCertificate {
+    certificate: Option<CertificateDer<'static>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for OnlyCertificate {
+    fn verify_server_cert(
+        &self,
+        presented: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match &self.certificate {
+            Some(expected) if expected != presented => {
+                Err(rustls::CertificateError::ApplicationVerificationFailure.into())
+            }
+            _ => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
 }
 
 fn roots_of(file: &Path) -> io::Result<RootCertStore> {
@@ -170,7 +257,7 @@ impl tower::Service<Uri> for Connector {
 
 /// A connection, encrypted or not.
 #[derive(Debug)]
-pub(crate) enum OutboundStream {
+pub enum OutboundStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }

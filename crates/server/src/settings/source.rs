@@ -236,9 +236,10 @@ fn has_password(text: &str) -> bool {
     password.is_some_and(|(_user, password)| !password.is_empty()) || rest.contains("password=")
 }
 
-/// Returns the name of a setting in the environment.
+/// Returns the name of a setting in the environment. TLS is the listeners', so its variables leave out `HTTP`.
 fn variable(key: &str) -> String {
-    format!("WEIR_{}", key.replace('.', "_").to_uppercase())
+    let name = if key.starts_with("http.tls.") { &key["http.".len()..] } else { key };
+    format!("WEIR_{}", name.replace('.', "_").to_uppercase())
 }
 
 /// One sentence: the setting, its value unless it is secret, and what is allowed.

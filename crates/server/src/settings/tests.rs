@@ -63,6 +63,7 @@ fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     store::StoreSettings::read(reader).unwrap();
     auth::AuthSettings::read(reader, &process).unwrap();
     http::HttpSettings::read(reader).unwrap();
+    tls::TlsSettings::read(reader).unwrap();
     lane::LaneSettings::read(reader).unwrap();
     SenderSettings::read(reader).unwrap();
     RequestSettings::read(reader).unwrap();
@@ -267,4 +268,25 @@ fn http_limits_that_contradict_each_other_are_refused() {
     }
     let settings = Settings::read(file("[http]\nmax_connections = 100\nmax_body = \"100MiB\"")).unwrap();
     assert_eq!((settings.http.max_streams, settings.http.max_buffered), (75, 400 << 20));
+}
+
+#[test]
+fn tls_needs_both_files() {
+    let read = |pairs: &[(&str, &str)]| Settings::read(environment(pairs));
+    assert_eq!(read(&[]).unwrap().tls, None);
+    let (cert, key, ca) =
+        (("WEIR_TLS_CERT", "c.pem"), ("WEIR_TLS_KEY", "k.pem"), ("WEIR_TLS_CLIENT_CA", "ca.pem"));
+    let settings = read(&[cert, key, ca]).unwrap();
+    assert_eq!(settings.unknown_variables, [""; 0]);
+    let expected =
+        tls::TlsSettings { cert: "c.pem".into(), key: "k.pem".into(), client_ca: Some("ca.pem".into()) };
+    assert_eq!(settings.tls, Some(expected.clone()));
+    let text = "[http.tls]\ncert = \"c.pem\"\nkey = \"k.pem\"\nclient_ca = \"ca.pem\"";
+    assert_eq!(Settings::read(file(text)).unwrap().tls, Some(expected));
+    for (only, missing) in
+        [(cert, "http.tls.key"), (key, "http.tls.cert"), (ca, "http.tls.cert (WEIR_TLS_CERT)")]
+    {
+        let sentence = read(&[only]).unwrap_err().to_string();
+        assert!(sentence.contains(only.0) && sentence.contains(missing), "{sentence}");
+    }
 }

@@ -75,7 +75,9 @@ async fn an_early_exit_shows_the_output() {
 
 #[test]
 fn the_address_is_found_in_prose_and_in_json() {
-    let expected = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)));
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080));
+    let expected = Some(("http", addr));
+    assert_eq!(parse_addr("weir ready on https://127.0.0.1:8080, store sqlite"), Some(("https", addr)));
     assert_eq!(parse_addr("weir ready on http://127.0.0.1:8080, store sqlite"), expected);
     assert_eq!(parse_addr(r#"{"message":"weir ready","url":"http://127.0.0.1:8080"}"#), expected);
     assert_eq!(parse_addr("weir ready on http://0.0.0.0:8080"), None);

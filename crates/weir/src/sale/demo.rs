@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::crowd::{self, SaleTally};
-use crate::client::Client;
+use crate::client::{Client, TlsArgs};
 
 /// How often the progress line is redrawn on a terminal, and how often a line is written elsewhere.
 const REDRAW_EVERY: Duration = Duration::from_millis(200);
@@ -27,6 +27,8 @@ pub(crate) struct DemoArgs {
     /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// The number of units
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     units: u32,
@@ -42,7 +44,7 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(arguments: &DemoArgs) -> anyhow::Result<()> {
-    let client = Client::for_operator(arguments.url.as_deref(), arguments.data.as_deref())?;
+    let client = Client::for_operator(arguments.url.as_deref(), arguments.data.as_deref(), &arguments.tls)?;
     let starts_in = Duration::from_secs(arguments.starts_in.into());
     let opening = Instant::now() + starts_in;
     let sku = create_sale(&client, arguments, starts_in).await?;

@@ -18,6 +18,7 @@ mod gateway;
 mod graceful_stop;
 mod grpc;
 mod hot_keys;
+mod https;
 mod jwks;
 mod kafka;
 mod operations;
