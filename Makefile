@@ -15,7 +15,10 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build dist stack test fmt prose lint compile unit web schemathesis chromium bench deps
+# TLS and SASL to Kafka need OpenSSL's headers. A binary that is built without them says so when they are asked for.
+KAFKA_TLS = $(shell pkg-config --exists openssl 2>/dev/null || echo --no-default-features)
+
+.PHONY: help run page build dist stack test fmt prose lint compile unit web schemathesis chromium openssl bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -24,7 +27,7 @@ help:
 run stack: export CFLAGS := $(or $(CFLAGS),-O1 -g0)
 run: page
 	@test -x target/quick/weir || echo 'Building Weir. The first time this takes about three minutes on two cores; cargo shows how far it is.'
-	cargo build --profile quick --locked -p weir
+	cargo build --profile quick --locked -p weir $(KAFKA_TLS)
 	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(LISTEN)'
 	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":2,\"timeWindow\":1}'\n" '$(LISTEN)'
 	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n" '$(LISTEN)'
@@ -40,7 +43,7 @@ web/dist/index.html: $(PAGE_SOURCES)
 	 else echo 'Node 20.19 or later is not installed: the binary is built without the sale page'; fi
 
 build:
-	cargo build --release --locked -p weir
+	cargo build --release --locked -p weir $(KAFKA_TLS)
 
 # PROFILE=quick tries the packaging without the optimised build. Installs cargo-deb, once.
 dist: page
@@ -48,7 +51,7 @@ dist: page
 
 # Installs the servers that it needs, as the tests do. Stops them all at Ctrl-C.
 stack: page
-	cargo build --profile quick --locked -p weir
+	cargo build --profile quick --locked -p weir $(KAFKA_TLS)
 	cargo build --profile quick --locked -p weir-testkit --bin weir-stack
 	@exec ./target/quick/weir-stack target/quick/weir
 
@@ -64,14 +67,14 @@ fmt:
 prose:
 	.ci/prose
 
-lint: deps
+lint: deps openssl
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 # Compiles with clippy's driver, which is the compiler with its lints. A separate `cargo clippy` would compile all dependencies a
 # second time.
 test compile unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test compile unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
-compile:
+compile: openssl
 	cargo test --workspace --all-targets --locked --no-run
 
 # All tests but those of the page.
@@ -94,6 +97,12 @@ chromium:
 	 install() { apt-get install -y -qq "$$1" >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq "$$1" >/dev/null; }; }; \
 	 install chromium-headless-shell || test -x /usr/bin/chromium || install chromium
 
+# OpenSSL's headers, for TLS and SASL to Kafka: the tests are about those, too.
+openssl:
+	@if pkg-config --exists openssl 2>/dev/null; then exit; fi; \
+	 install() { apt-get install -y -qq libssl-dev pkg-config >/dev/null; }; \
+	 install 2>/dev/null || { apt-get update -qq && install; }
+
 # Checks of dependencies, if their tools are installed: building those takes longer than all of Weir.
 deps:
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check bans licenses sources; \
@@ -101,6 +110,6 @@ deps:
 	@if cargo machete --version >/dev/null 2>&1; then cargo machete; \
 	 else echo 'cargo-machete is not installed: unused dependencies are not checked'; fi
 
-bench:
+bench: openssl
 	cargo bench --locked -p weir --bench suite -- --record
 	cargo bench --locked -p weir-limiter --bench decide

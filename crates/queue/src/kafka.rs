@@ -3,13 +3,14 @@
 //! A [`KafkaPublisher`] reports each event as confirmed, failed or unknown. While no broker answers, it fails at once, and
 //! it recovers by itself. A [`KafkaSource`] delivers the messages of one topic in the order of each partition and commits
 //! only offsets of settled messages, so a crash repeats messages and never loses any. [`ensure_topics`] creates topics
-//! if the brokers allow it. Connections are plain: neither TLS nor SASL is compiled in.
+//! if the brokers allow it. TLS and SASL are a feature of the build (`security.rs`).
 
 mod batch;
 mod brokers;
 mod in_flight;
 mod log;
 mod publisher;
+mod security;
 mod source;
 mod status;
 mod topics;
@@ -21,6 +22,7 @@ use weir_store::Error;
 
 pub use self::brokers::{Brokers, BrokersError};
 pub use self::publisher::{KafkaPublisher, PublisherSettings};
+pub use self::security::{HAS_TLS, Sasl, SaslMechanism, Security, UnknownMechanism};
 pub use self::source::{KafkaSource, SourceSettings};
 pub use self::topics::{TopicSettings, ensure_topics};
 
@@ -38,8 +40,8 @@ pub fn dead_letter_topic(topic: &str) -> String {
 /// The configuration that all clients share.
 fn client_config(brokers: &Brokers) -> ClientConfig {
     let mut config = ClientConfig::new();
+    brokers.apply(&mut config);
     config
-        .set("bootstrap.servers", brokers.bootstrap_servers())
         .set("client.id", "weir")
         .set("socket.nagle.disable", "true")
         .set("socket.keepalive.enable", "true")

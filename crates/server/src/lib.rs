@@ -42,6 +42,7 @@ use crate::request::service::key_check;
 use crate::routes::routes;
 use crate::settings::Settings;
 use crate::settings::source::SettingError;
+use crate::settings::store::BrokerChoice;
 use crate::tls::Tls;
 
 /// Why a server did not start.
@@ -148,8 +149,8 @@ impl Server {
             settings::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
         };
         let broker = match &self.app.settings.store.broker {
-            settings::store::BrokerChoice::Embedded => String::new(),
-            settings::store::BrokerChoice::Kafka(brokers) => {
+            BrokerChoice::Embedded => String::new(),
+            BrokerChoice::Kafka(brokers) => {
                 format!(" · Kafka at {}", brokers.bootstrap_servers())
             }
         };
@@ -188,8 +189,15 @@ impl Server {
     }
 }
 
-/// Reports a database that must not be used as a wrong setting.
+/// Reports a database that must not be used, and a client of Kafka that cannot be created, as a wrong setting.
 fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
+    if let (
+        weir_store::Error::Failed { engine: weir_queue::kafka::ENGINE, source },
+        BrokerChoice::Kafka(brokers),
+    ) = (&error, &settings.store.broker)
+    {
+        return SettingError::unusable("broker", brokers, source).into();
+    }
     match (weir_store_postgres::unsuitable(&error), &settings.store.engine) {
         (Some(reason), settings::store::EngineChoice::Postgres(target)) => {
             let server = format!("Postgres at {}", target.address());

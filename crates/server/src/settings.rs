@@ -7,6 +7,7 @@
 pub(crate) mod auth;
 pub(crate) mod edge;
 pub(crate) mod http;
+mod kafka;
 pub(crate) mod lane;
 pub mod log;
 pub(crate) mod parse;

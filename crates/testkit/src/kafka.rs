@@ -17,6 +17,7 @@ mod class_archive;
 mod config;
 mod find;
 mod protocol;
+pub mod secure;
 
 const NAME: &str = "Kafka";
 

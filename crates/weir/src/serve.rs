@@ -37,7 +37,7 @@ pub(crate) struct ServeArgs {
     /// The cache in front of the store: "none" or a redis:// URL [env: WEIR_CACHE] [default: none]
     #[arg(long, value_name = "URL")]
     cache: Option<String>,
-    /// The broker of messages: "embedded" or a kafka:// URL [env: WEIR_BROKER] [default: embedded]
+    /// The broker of messages: "embedded", or a kafka:// or kafka+ssl:// URL [env: WEIR_BROKER] [default: embedded]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
     /// Any of api, worker, sender, reconciler [env: WEIR_ROLES] [default: all]

@@ -19,7 +19,7 @@ use rdkafka::producer::{
 use weir_store::{Error, Result};
 
 use super::batch::{Batch, Ticket};
-use super::watch::{Task, Watch};
+use super::watch::{Problem, Task, Watch};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log, status};
 use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
@@ -117,8 +117,25 @@ impl ClientContext for Context {
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AllBrokersDown) => self.watch.suspect(),
             Some(RDKafkaErrorCode::Fatal) => self.watch.fatal(),
+            Some(RDKafkaErrorCode::Authentication) => self.refused(Problem::Credentials, reason),
+            Some(RDKafkaErrorCode::SSL) => self.refused(Problem::Tls, reason),
+            // In TLS 1.3 a broker refuses a client's certificate after the handshake, and the connection seems to break.
+            Some(RDKafkaErrorCode::BrokerTransportFailure) if reason.contains("SSL alert") => {
+                self.refused(Problem::Tls, reason);
+            }
             _ => {}
         }
+    }
+}
+
+impl Context {
+    /// Logs why brokers cannot be used, once until they answer.
+    fn refused(&self, problem: Problem, reason: &str) {
+        if self.watch.set_problem(Some(problem)) {
+            let problem = problem.sentence();
+            tracing::error!(target: "weir::kafka", reason, "{problem}");
+        }
+        self.watch.suspect();
     }
 }
 
@@ -159,6 +176,14 @@ impl KafkaPublisher {
     }
 }
 
+impl KafkaPublisher {
+    /// Why the brokers cannot be used although they are there, if that is so.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        self.shared.watch.problem().map(Problem::sentence)
+    }
+}
+
 /// The watcher thread then ends and drops the producer; events in flight are abandoned.
 impl Drop for KafkaPublisher {
     fn drop(&mut self) {
@@ -175,7 +200,7 @@ impl Publisher for KafkaPublisher {
     async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         let shared = &self.shared;
         if shared.watch.is_refusing() {
-            let refusal = PublishOutcome::Failed(no_answer());
+            let refusal = PublishOutcome::Failed(shared.no_answer());
             return vec![refusal; events.len()];
         }
         let batch = Batch::new(events.len());
@@ -192,7 +217,7 @@ impl Publisher for KafkaPublisher {
 
     async fn ping(&self) -> Result<()> {
         if self.shared.watch.is_refusing() {
-            return Err(no_answer());
+            return Err(self.shared.no_answer());
         }
         let shared = Arc::clone(&self.shared);
         let joined = tokio::task::spawn_blocking(move || shared.ask()).await;
@@ -200,15 +225,15 @@ impl Publisher for KafkaPublisher {
     }
 }
 
-fn no_answer() -> Error {
-    Error::unavailable(ENGINE, "no broker answers")
-}
-
 fn too_late() -> Error {
     Error::unavailable(ENGINE, "the brokers did not confirm in time")
 }
 
 impl Shared {
+    fn no_answer(&self) -> Error {
+        Error::unavailable(ENGINE, self.watch.problem().map_or("no broker answers", Problem::sentence))
+    }
+
     /// Adds a batch to librdkafka's queue. If the queue is full, the rest of the batch fails at once; while it is being purged
     /// or the producer replaced, the whole batch does.
     fn enqueue(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<Batch>) {
@@ -217,7 +242,7 @@ impl Shared {
             let _ = self.topic.set(topic.to_owned());
         }
         let Some(producer) = self.producer.try_read() else {
-            (0..events.len()).for_each(|index| batch.report(index, PublishOutcome::Failed(no_answer())));
+            (0..events.len()).for_each(|index| batch.report(index, PublishOutcome::Failed(self.no_answer())));
             return;
         };
         let mut full = None;
@@ -259,7 +284,9 @@ impl Shared {
     fn ask(&self) -> KafkaResult<()> {
         let producer = self.producer.read().clone();
         let topic = self.topic.get().map(String::as_str);
-        producer.client().fetch_metadata(topic, self.settings.probe_timeout()).map(drop)
+        producer.client().fetch_metadata(topic, self.settings.probe_timeout())?;
+        self.watch.set_problem(None);
+        Ok(())
     }
 
     fn run_tasks(&self) {

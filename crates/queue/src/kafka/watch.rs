@@ -5,9 +5,26 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+/// Why brokers cannot be used although they are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    Credentials,
+    Tls,
+}
+
+impl Problem {
+    pub(super) const fn sentence(self) -> &'static str {
+        match self {
+            Self::Credentials => "the brokers refuse the credentials",
+            Self::Tls => "no TLS connection to the brokers can be made",
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     refusing: AtomicBool,
+    problem: Mutex<Option<Problem>>,
     alarms: Mutex<Alarms>,
     wake: Condvar,
 }
@@ -54,6 +71,16 @@ impl Watch {
     /// Sets whether publishing is refused. Returns whether that has changed.
     pub(super) fn refuse(&self, refusing: bool) -> bool {
         self.refusing.swap(refusing, Ordering::Relaxed) != refusing
+    }
+
+    /// What was last known to be wrong with the connection, until brokers answer.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        *self.problem.lock()
+    }
+
+    /// Sets what is wrong with the connection. Returns whether that was not known.
+    pub(super) fn set_problem(&self, problem: Option<Problem>) -> bool {
+        std::mem::replace(&mut *self.problem.lock(), problem) != problem
     }
 
     /// The brokers may be unreachable.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::settings::Settings;
+use crate::settings::store::BrokerChoice;
 
 /// Bits of a file's mode that grant access to the group and to others.
 const READ: u32 = 0o044;
@@ -39,6 +40,9 @@ fn find(settings: &Settings) -> Vec<ExposedFile> {
     secret.extend(settings.file_with_secrets.clone());
     secret.extend(settings.request.keys_file.clone());
     secret.extend(settings.tls.as_ref().map(|tls| tls.key.clone()));
+    if let BrokerChoice::Kafka(brokers) = &settings.store.broker {
+        secret.extend(brokers.key_file().map(Path::to_owned));
+    }
     let mut exposed: Vec<_> = secret.iter().filter_map(|path| check(path, READ | WRITE)).collect();
     exposed.extend(check(data, WRITE));
     if let Some(file) = &settings.auth.jwks_file {

@@ -60,6 +60,12 @@ impl Kafka {
         Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, self.publisher())?))
     }
 
+    /// Why the brokers cannot be used although they are there, if that is so.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        self.publisher.problem()
+    }
+
     pub async fn ping(&self) -> Result<()> {
         self.publisher.ping().await
     }

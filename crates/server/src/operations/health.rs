@@ -49,7 +49,9 @@ impl Health {
         };
         let kafka = async {
             let kafka = kafka.as_ref()?;
-            Some(check(weir_queue::kafka::ENGINE, async { kafka.ping().await.is_ok() }).await)
+            let mut check = check(weir_queue::kafka::ENGINE, async { kafka.ping().await.is_ok() }).await;
+            check.reason = kafka.problem().filter(|_| !check.up);
+            Some(check)
         };
         let store = check(store.name, async { store.health.ping().await.is_ok() });
         let (mut store, redis, kafka) = tokio::join!(store, redis, kafka);

@@ -5,8 +5,6 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use url::Url;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
@@ -14,7 +12,7 @@ use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
 use weir_store::request::Rollout;
 
-use crate::settings::parse::{boolean, count, duration};
+use crate::settings::parse::{boolean, certificates_file, count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
 
 /// The longest retention.
@@ -93,7 +91,7 @@ impl Downstream {
                 "connect_timeout" => downstream.connect_timeout = span()?,
                 "read_timeout" => downstream.read_timeout = span()?,
                 "sslrootcert" => {
-                    downstream.sslrootcert = root_certificates(text).ok_or_else(|| wrong(CERTIFICATES))?;
+                    downstream.sslrootcert = certificates_file(text).ok_or_else(|| wrong(CERTIFICATES))?;
                 }
                 _ => return Err(wrong(FIELDS)),
             }
@@ -137,7 +135,7 @@ impl RequestSettings {
                 SPAN,
             )?,
             read_timeout: reader.get("request.read_timeout", Downstream::READ_TIMEOUT, duration, SPAN)?,
-            sslrootcert: reader.get("request.sslrootcert", None, root_certificates, CERTIFICATES)?,
+            sslrootcert: reader.get("request.sslrootcert", None, certificates_file, CERTIFICATES)?,
         };
         let tables = reader.tables("request.downstreams");
         let downstreams = tables
@@ -250,15 +248,6 @@ fn names(text: &str) -> Option<Vec<String>> {
 }
 
 /// The path of a readable certificate file; empty means none.
-fn root_certificates(text: &str) -> Option<Option<PathBuf>> {
-    if text.is_empty() {
-        return Some(None);
-    }
-    let mut certificates = CertificateDer::pem_file_iter(text).ok()?.peekable();
-    certificates.peek()?;
-    certificates.all(|certificate| certificate.is_ok()).then(|| Some(PathBuf::from(text)))
-}
-
 fn optional_url(text: &str) -> Option<Option<Url>> {
     if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
 }

@@ -1,6 +1,10 @@
 //! Parsers of setting values.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// Parses a duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
 #[must_use]
@@ -38,6 +42,24 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
         "false" | "0" => Some(false),
         _ => None,
     }
+}
+
+/// Checks that a file, if one is named, has certificates in PEM.
+pub(crate) fn certificates_file(text: &str) -> Option<Option<PathBuf>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let mut certificates = CertificateDer::pem_file_iter(text).ok()?.peekable();
+    certificates.peek()?;
+    certificates.all(|certificate| certificate.is_ok()).then(|| Some(PathBuf::from(text)))
+}
+
+/// Checks that a file, if one is named, has a private key in PEM.
+pub(crate) fn private_key_file(text: &str) -> Option<Option<PathBuf>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    PrivateKeyDer::from_pem_file(text).ok().map(|_key| Some(PathBuf::from(text)))
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
 /// The settings whose values are never shown: they are secrets, or URLs that may hold one.
-const SECRETS: [&str; 12] = [
+const SECRETS: [&str; 13] = [
     "admin_key",
     "jwt_secret",
     "webhook_secret",
+    "kafka.password",
     "request.keys",
     "ai.authorization",
     "sale.challenge",
@@ -24,10 +25,11 @@ const SECRETS: [&str; 12] = [
 ];
 
 /// The settings that may be set only in the environment: a file is too easily committed.
-const ENVIRONMENT_ONLY: [&str; 6] = [
+const ENVIRONMENT_ONLY: [&str; 7] = [
     "admin_key",
     "jwt_secret",
     "webhook_secret",
+    "kafka.password",
     "request.keys",
     "ai.authorization",
     "sale.challenge_secret",

@@ -6,6 +6,7 @@ use weir_queue::kafka::Brokers;
 use weir_store_postgres::PostgresTarget;
 
 use super::http::HttpSettings;
+use super::kafka::SecuritySettings;
 use super::parse::{boolean, count, duration};
 use super::source::{SettingError, SettingsReader};
 
@@ -143,13 +144,14 @@ impl StoreSettings {
         let redis_sale_timeout = timeout("redis.sale_timeout", 1_500)?;
         let kafka_timeout = timeout("kafka.timeout", 1_000)?;
         let allow_unsafe = reader.get("postgres.allow_unsafe_durability", false, boolean, "true or false")?;
+        let brokers = "embedded, kafka://host:port[,host:port], or kafka+ssl://… for TLS";
+        let security = SecuritySettings::read(reader)?;
+        let broker = match reader.get("broker", BrokerChoice::Embedded, BrokerChoice::parse, brokers)? {
+            BrokerChoice::Embedded => BrokerChoice::Embedded,
+            BrokerChoice::Kafka(brokers) => BrokerChoice::Kafka(security.apply(brokers)?),
+        };
         Ok(Self {
-            broker: reader.get(
-                "broker",
-                BrokerChoice::Embedded,
-                BrokerChoice::parse,
-                "embedded, or kafka://host:port[,host:port]",
-            )?,
+            broker,
             kafka_timeout,
             redis_sale_timeout,
             kafka_group: reader.get(

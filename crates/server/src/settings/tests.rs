@@ -47,6 +47,7 @@ fn the_default_file_states_every_setting_with_its_default() {
         "jwt_secret",
         "jwks_file",
         "webhook_secret",
+        "kafka.password",
         "request.keys",
         "ai.authorization",
         "sale.challenge_secret",

@@ -21,6 +21,7 @@ mod hot_keys;
 mod https;
 mod jwks;
 mod kafka;
+mod kafka_security;
 mod operations;
 mod outage;
 mod overload;
