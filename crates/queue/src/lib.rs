@@ -160,6 +160,8 @@ pub trait Queue: MessageSource {
     async fn replay_all(&self) -> Result<u64>;
     /// Discards a dead letter. Returns `false` if there is none with this id.
     async fn discard(&self, id: &str) -> Result<bool>;
+    /// Counts the dead letters of a topic, up to `limit`.
+    async fn count_dead_letters(&self, topic: &str, limit: usize) -> Result<u64>;
     async fn audit(&self, topic: &str) -> Result<QueueAudit>;
 }
 

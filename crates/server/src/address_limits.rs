@@ -22,6 +22,8 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 #[derive(Debug)]
 pub struct AddressLimits {
     requests: Option<Arc<dyn Throttle>>,
+    /// Refuses nothing: its refusals are counted, for alerts.
+    fast_requests: Option<Arc<dyn Throttle>>,
     streams: Option<StreamCounts>,
     /// Permits for event streams and long polls of all addresses.
     long_lived: Arc<Semaphore>,
@@ -34,6 +36,8 @@ pub struct AddressLimits {
 pub struct AddressCounters {
     /// Requests and streams refused because of the limits of their address.
     pub limited: Counter,
+    /// Requests of an address beyond the rate that operators are alerted about.
+    pub fast: Counter,
     /// Streams and long polls refused because the server has too many.
     pub streams_full: Counter,
 }
@@ -78,17 +82,19 @@ pub enum StreamRefusal {
 }
 
 impl AddressLimits {
-    /// `requests` is the throttle of requests; `None` if they are not limited.
+    /// `requests` is the throttle of requests; `None` if they are not limited. What `fast_requests` refuses is only counted.
     #[must_use]
     pub fn new(
         settings: &EdgeSettings,
         requests: Option<Arc<dyn Throttle>>,
+        fast_requests: Option<Arc<dyn Throttle>>,
         max_streams: usize,
         counters: AddressCounters,
     ) -> Self {
         let EdgeSettings { sse_per_ip, trusted_proxies, .. } = settings;
         Self {
             requests,
+            fast_requests,
             streams: (*sse_per_ip > 0).then(|| StreamCounts { max: *sse_per_ip, open: Arc::default() }),
             long_lived: Arc::new(Semaphore::new(max_streams)),
             max_streams,
@@ -123,8 +129,12 @@ impl AddressLimits {
     /// Counts a request of an address.
     /// Fails when the address makes too many requests.
     pub fn take_request(&self, address: IpAddr) -> Result<(), AddressOverLimit> {
+        let key = throttle_key(address);
+        if self.fast_requests.as_ref().is_some_and(|fast| !fast.take(&key).is_allowed) {
+            self.counters.fast.inc();
+        }
         let Some(requests) = &self.requests else { return Ok(()) };
-        let throttled = requests.take(&throttle_key(address));
+        let throttled = requests.take(&key);
         if throttled.is_allowed {
             return Ok(());
         }
@@ -226,7 +236,7 @@ mod tests {
             sse_per_ip: streams,
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
         };
-        AddressLimits::new(&settings, requests, 100, AddressCounters::default())
+        AddressLimits::new(&settings, requests, None, 100, AddressCounters::default())
     }
 
     fn ip(text: &str) -> IpAddr {
@@ -267,6 +277,17 @@ mod tests {
         assert_eq!(limits.take_request(ip("2001:db8:0:1::1")), Ok(()));
         let streams: Vec<_> = (0..50).map(|_| limits.acquire_stream(ip("1.1.1.1"))).collect();
         assert!(streams.iter().all(Result::is_ok), "streams are not limited");
+    }
+
+    #[test]
+    fn calls_beyond_the_fast_rate_are_counted_and_not_refused() {
+        let clock = Arc::new(ManualClock::at(weir_core::Timestamp::EPOCH));
+        let bucket = TokenBucket::new(5, 5, Duration::from_secs(1)).unwrap();
+        let fast_requests = Some(Arc::new(KeyThrottle::new(bucket, 100, clock)) as Arc<dyn Throttle>);
+        let limits = AddressLimits { fast_requests, ..limits(0, 0, &[]) };
+        assert!((0..7).all(|_| limits.take_request(ip("1.1.1.1")).is_ok()));
+        assert!(limits.take_request(ip("1.1.1.2")).is_ok());
+        assert_eq!(limits.counters.fast.get(), 2);
     }
 
     #[test]

@@ -8,11 +8,13 @@ use crate::auth::Auth;
 use crate::buffer_budget::BufferBudget;
 use crate::engines::Engines;
 use crate::gateway::Gateway;
+use crate::operations::backlog::Backlog;
 use crate::operations::clocks::Clocks;
 use crate::operations::health::Health;
 use crate::quota::service::QuotaService;
 use crate::request::encryption::Keyring;
 use crate::request::service::RequestService;
+use crate::sale::metrics::FAST_PER_SECOND;
 use crate::sale::service::SaleService;
 use crate::settings::Settings;
 use crate::shutdown::Shutdown;
@@ -40,6 +42,7 @@ pub struct App {
     /// Encrypts the payloads of requests.
     pub keys: Arc<Keyring>,
     pub health: Health,
+    pub(crate) backlog: Backlog,
     pub(crate) clocks: Arc<Clocks>,
     pub started: Instant,
     pub shutdown: Shutdown,
@@ -52,6 +55,7 @@ impl App {
             engines.ledger_metrics.clone(),
             engines.cache_metrics.clone(),
             engines.store.writer_metrics.clone(),
+            &engines.calls,
         );
         let (metrics, keys) = (Arc::new(metrics), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
@@ -63,16 +67,19 @@ impl App {
         let sale = SaleService::start(&engines, &settings, &metrics);
         let counters = AddressCounters {
             limited: metrics.sale.address_limited.clone(),
+            fast: metrics.sale.address_fast.clone(),
             streams_full: metrics.shortage(Shortage::Streams),
         };
         let burst = settings.edge.per_ip_burst.saturating_add(1);
         let throttle = engines.throttle(settings.edge.per_ip_per_second, burst);
+        let fast = engines.throttle(FAST_PER_SECOND, FAST_PER_SECOND);
         let address_limits =
-            AddressLimits::new(&settings.edge, throttle, settings.http.max_streams, counters);
+            AddressLimits::new(&settings.edge, throttle, fast, settings.http.max_streams, counters);
         let upload_buffers = BufferBudget::new(settings.http.max_buffered / 2);
         let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {
             health: Health::new(engines.clone()),
+            backlog: Backlog::new(&engines, &settings, &metrics.operations),
             clocks: Clocks::new(&engines, quota.denials(), metrics.operations.clone()),
             quota,
             slot,

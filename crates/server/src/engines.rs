@@ -14,6 +14,7 @@ use weir_core::tier::TokenBucket;
 use weir_limiter::{KeyThrottle, LocalLimiter};
 use weir_queue::publish::Publisher;
 use weir_queue::{MessageSource, Queue};
+use weir_store::engine_calls::EngineCalls;
 use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::quota::CacheMetrics;
 use weir_store::request::RequestStore;
@@ -50,6 +51,8 @@ pub struct Engines {
     local: LocalLimiter,
     /// Decides sales instead of the store.
     pub redis_sales: Option<RedisSales>,
+    /// The durations of calls, for each connected engine.
+    pub calls: Vec<EngineCalls>,
     pub ledger_metrics: LedgerMetrics,
     pub cache_metrics: CacheMetrics,
     /// Replaces the clocks that decide, for tests.
@@ -87,12 +90,16 @@ impl Engines {
         }
         let local = retry_at_start(|| open_limits(&store, redis.is_some(), settings)).await?;
         let ledger_metrics = LedgerMetrics::default();
+        let mut calls = vec![store.calls.clone()];
+        calls.extend(redis.as_ref().map(Redis::calls));
+        calls.extend(kafka.as_ref().map(Kafka::calls));
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
                 // A separate connection with a longer timeout: Redis decides sales, and nothing else can in its place.
                 let redis = Redis::start((**target).clone().for_sales(settings.store.redis_sale_timeout));
                 let _ = tokio::time::timeout(CACHE_TIMEOUT, redis.connected()).await;
+                calls.push(redis.calls());
                 Some(RedisSales::new(
                     redis,
                     Arc::clone(&store.sale_ledger),
@@ -107,6 +114,7 @@ impl Engines {
             kafka,
             local,
             redis_sales,
+            calls,
             ledger_metrics,
             cache_metrics,
             test_clock: clock,

@@ -1,6 +1,7 @@
 //! Operations: health, readiness, metrics, audit, dead letters, queues and clocks, for operators and their tools.
 
 pub(crate) mod audit;
+pub(crate) mod backlog;
 pub(crate) mod clocks;
 mod events;
 pub(crate) mod health;

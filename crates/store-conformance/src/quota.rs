@@ -125,6 +125,7 @@ macro_rules! quota_suite {
             ],
             queue_dead: [
                 a_dead_letter_has_key_payload_reason_attempts_and_time,
+                dead_letters_are_counted_by_topic,
                 a_list_cuts_payload_and_reason_to_the_requested_length,
                 a_dead_message_does_not_hold_back_later_ones,
                 a_dead_letter_says_how_often_it_was_tried,

@@ -68,6 +68,7 @@ macro_rules! request_suite {
                 an_empty_claim_says_how_long_to_wait,
                 requests_missing_from_the_broker_can_be_claimed,
                 downstreams_are_listed_once_while_jobs_wait_for_them,
+                jobs_are_counted_by_downstream_and_state,
                 awkward_names_of_downstreams_stay_distinct,
                 named_requests_are_claimed_and_no_others,
                 a_named_request_that_cannot_be_claimed_is_left_out,

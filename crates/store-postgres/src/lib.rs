@@ -34,6 +34,7 @@ use weir_core::Clock;
 use weir_queue::notify::TopicNotify;
 use weir_queue::publish::Publisher;
 use weir_store::clock::StepDetector;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::{Result, StoreClock, StoreHealth};
 
@@ -158,6 +159,12 @@ impl Postgres {
     pub fn dispatching(mut self) -> Self {
         self.slots.is_dispatching = true;
         self
+    }
+
+    /// The duration of round trips, and of opening connections.
+    #[must_use]
+    pub fn calls(&self) -> EngineCalls {
+        self.inner.pool.calls().clone()
     }
 
     /// Returns the clock that replaces the database's in tests.

@@ -24,6 +24,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0011_request_key.sql"),
     include_str!("../migrations/0012_sealing_key.sql"),
     include_str!("../migrations/0013_request_trace.sql"),
+    include_str!("../migrations/0014_dead_letter_topic.sql"),
 ];
 
 /// Serializes migrations. The number is arbitrary and unlikely to be used by another program ("weir" in ASCII).

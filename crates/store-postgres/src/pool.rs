@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
@@ -32,6 +33,7 @@ struct SharedPool {
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
     backoff: Mutex<ConnectBackoff>,
+    calls: EngineCalls,
 }
 
 /// The pause between attempts to connect to a server that cannot be reached. Calls during the pause fail at once.
@@ -44,12 +46,17 @@ struct ConnectBackoff {
 impl Pool {
     pub(crate) fn new(target: PostgresTarget, connections: usize) -> Self {
         let permits = Arc::new(Semaphore::new(connections.max(1)));
-        let shared = SharedPool { target, permits, idle: Mutex::default(), backoff: Mutex::default() };
+        let (idle, backoff, calls) = (Mutex::default(), Mutex::default(), EngineCalls::new(ENGINE));
+        let shared = SharedPool { target, permits, idle, backoff, calls };
         Self { shared: Arc::new(shared) }
     }
 
     pub(crate) fn call_timeout(&self) -> Duration {
         self.shared.target.call_timeout
+    }
+
+    pub(crate) fn calls(&self) -> &EngineCalls {
+        &self.shared.calls
     }
 
     /// Takes an idle connection or opens a new one.
@@ -114,7 +121,9 @@ impl SharedPool {
                 "Postgres cannot be reached; the next attempt is due within a second",
             ));
         }
+        let timer = self.calls.start("connect");
         let outcome = Connection::open(&self.target).await;
+        drop(timer);
         let mut backoff = self.backoff.lock();
         match &outcome {
             Ok(_) => {
@@ -168,6 +177,7 @@ impl Session {
         &self,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T> {
+        let _timer = self.pool.calls.start("round_trip");
         match tokio::time::timeout(self.pool.target.call_timeout, call).await {
             Ok(outcome) => outcome.map_err(|error| {
                 // The server has become a standby: the other connections are of no use either.

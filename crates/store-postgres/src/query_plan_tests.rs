@@ -35,7 +35,6 @@ const FILL: &str = "
 /// Statements that may read a whole table, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("quota.rs", "AUDIT", BOOKS),
-    ("queue.rs", "BOOKS", BOOKS),
     ("slot.rs", "AUDIT", BOOKS),
     ("request/upkeep.rs", "BOOKS", BOOKS),
     ("sale.rs", "AUDIT", BOOKS),

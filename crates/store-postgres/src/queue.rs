@@ -146,6 +146,8 @@ const DISCARD: &str = "
     WITH deleted AS (DELETE FROM dead_letter WHERE id = $1 RETURNING topic)
     INSERT INTO queue_ledger (topic, slot, discarded) SELECT topic, $2, 1 FROM deleted
     ON CONFLICT (topic, slot) DO UPDATE SET discarded = queue_ledger.discarded + 1";
+const COUNT_DEAD: &str = "
+    SELECT count(*) FROM (SELECT FROM dead_letter WHERE topic = $1 ORDER BY topic LIMIT $2) AS letter";
 const BOOKS: &str = "
     SELECT coalesce(sum(accepted), 0)::bigint, coalesce(sum(done), 0)::bigint, coalesce(sum(discarded), 0)::bigint,
            (SELECT count(*) FROM dead_letter WHERE topic = $1),
@@ -250,6 +252,11 @@ impl Queue for Postgres {
         let discarded = session.execute(DISCARD, &[&storable(id), &session.ledger_row]).await?;
         session.keep();
         Ok(discarded > 0)
+    }
+
+    async fn count_dead_letters(&self, topic: &str, limit: usize) -> Result<u64> {
+        let row = self.inner.pool.query_one(COUNT_DEAD, &[&topic, &row::bigint(limit)]).await?;
+        row::count(&row, 0)
     }
 
     async fn audit(&self, topic: &str) -> Result<QueueAudit> {

@@ -17,9 +17,9 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
-    LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange,
-    Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
+    JobReport, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout,
+    RolloutChange, Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -115,6 +115,10 @@ impl RequestStore for Postgres {
 
     async fn job_downstreams(&self) -> Result<Vec<String>> {
         work::downstreams(self).await
+    }
+
+    async fn count_jobs(&self, downstreams: &[String], limit: usize) -> Result<Vec<JobCounts>> {
+        work::count(self, downstreams, limit).await
     }
 
     async fn report_batch(

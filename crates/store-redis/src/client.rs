@@ -4,6 +4,7 @@
 //! it certainly had no effect.
 
 mod cluster;
+mod latency;
 mod topology;
 
 use std::fmt::Display;
@@ -16,7 +17,9 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Va
 use tokio::sync::{Notify, watch};
 use weir_core::Timestamp;
 use weir_store::clock::uptime;
+use weir_store::engine_calls::EngineCalls;
 
+pub use self::latency::{SLOW_SCRIPT, ScriptCounts};
 use self::topology::Topology;
 use crate::node::{Connection, Node, send};
 use crate::script::Script;
@@ -40,6 +43,7 @@ struct SharedClient {
     /// Notified when a call finds that the topology is outdated.
     outdated: Notify,
     warned_at: Mutex<Option<Instant>>,
+    calls: EngineCalls,
 }
 
 /// One key of a script call, with the arguments that belong to it.
@@ -57,12 +61,36 @@ impl Redis {
     #[must_use]
     pub fn start(target: RedisTarget) -> Self {
         let (topology, _) = watch::channel(Arc::new(Topology::initial(&target)));
-        let shared = SharedClient { target, topology, outdated: Notify::new(), warned_at: Mutex::default() };
+        let (outdated, calls) = (Notify::new(), EngineCalls::new(target.purpose.metric_name()));
+        let shared = SharedClient { target, topology, outdated, warned_at: Mutex::default(), calls };
         let shared = Arc::new(shared);
         if shared.target.is_cluster {
             tokio::spawn(topology::refresh_periodically(Arc::downgrade(&shared)));
         }
         Self { shared }
+    }
+
+    /// The duration of script calls, by script.
+    #[must_use]
+    pub fn calls(&self) -> EngineCalls {
+        self.shared.calls.clone()
+    }
+
+    /// Returns how many scripts the servers have executed since they started, and how many of them took longer than
+    /// [`SLOW_SCRIPT`]: the scripts of all clients, without the network. `None` if a server does not say: before Redis 7,
+    /// without the permission for `LATENCY`, or because it does not answer.
+    pub async fn script_counts(&self) -> Option<ScriptCounts> {
+        let topology = self.shared.topology();
+        let mut command = redis::cmd("LATENCY");
+        command.arg("HISTOGRAM").arg("evalsha");
+        let replies = topology.nodes.iter().map(|node| node.query_optional(&command));
+        let mut all = ScriptCounts::default();
+        for reply in join_all(replies).await {
+            let ScriptCounts { executed, slow } = latency::read_reply(&reply?)?;
+            all.executed += executed;
+            all.slow += slow;
+        }
+        (!topology.nodes.is_empty()).then_some(all)
     }
 
     /// Waits until every server is connected.
@@ -158,6 +186,7 @@ impl Redis {
         arguments: &[A],
     ) -> Result<Value, NoReply> {
         let first = keys.first().ok_or(NoReply)?;
+        let _timer = self.shared.calls.start(script.name());
         let mut command = redis::cmd("EVALSHA");
         command.arg(script.script().get_hash()).arg(keys.len()).arg(keys).arg(arguments);
         // Repeated at most twice, after errors that prove that nothing was executed: the server lacks the script, or does not

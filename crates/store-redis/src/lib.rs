@@ -13,7 +13,7 @@ mod script;
 mod target;
 mod tier;
 
-pub use client::Redis;
+pub use client::{Redis, SLOW_SCRIPT, ScriptCounts};
 pub use quota::RedisQuota;
 pub use request::RedisRequests;
 pub use sale::RedisSales;

@@ -56,6 +56,20 @@ impl Node {
         reply.inspect_err(|error| self.drop_connection(&connection, error)).ok()
     }
 
+    /// Sends a command that the server may refuse without harm to the connection.
+    pub(crate) async fn query_optional(&self, command: &Cmd) -> Option<Value> {
+        let connection = self.connection()?;
+        match send(&connection, command).await {
+            Ok(reply) => Some(reply),
+            Err(error) => {
+                if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) {
+                    self.drop_connection(&connection, &error);
+                }
+                None
+            }
+        }
+    }
+
     /// Drops a connection on which a call failed. Logged once, however many calls were waiting.
     pub(crate) fn drop_connection(&self, failed: &Connection, error: &RedisError) {
         let remove = |current: &mut Option<Connection>| {

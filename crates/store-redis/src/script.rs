@@ -57,4 +57,27 @@ impl Script {
     pub(crate) fn script(self) -> &'static redis::Script {
         &SCRIPTS[self as usize]
     }
+
+    /// The name of its file, for metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::QuotaSpend => "quota_spend",
+            Self::QuotaInstall => "quota_install",
+            Self::QuotaRelease => "quota_release",
+            Self::QuotaPeek => "quota_peek",
+            Self::QuotaForget => "quota_forget",
+            Self::RequestRead => "request_read",
+            Self::RequestCache => "request_cache",
+            Self::RequestInvalidate => "request_invalidate",
+            Self::Tier => "tier",
+            Self::SaleBuy => "sale_buy",
+            Self::SaleOpen => "sale_open",
+            Self::SalePeek => "sale_peek",
+            Self::SaleFind => "sale_find",
+            Self::SaleDrop => "sale_drop",
+            Self::SaleRead => "sale_read",
+            Self::SaleRemove => "sale_remove",
+            Self::SaleBuyers => "sale_buyers",
+        }
+    }
 }

@@ -38,6 +38,14 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// The prefix of its metrics.
+    pub(crate) const fn metric_name(self) -> &'static str {
+        match self {
+            Self::Cache => "redis",
+            Self::Sales => "redis_sale",
+        }
+    }
+
     pub(crate) const fn loss_message(self) -> &'static str {
         match self {
             Self::Cache => "REDIS DOWN — Falling back to Postgres",

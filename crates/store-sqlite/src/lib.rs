@@ -32,6 +32,7 @@ use rusqlite::Connection;
 use weir_core::Clock;
 use weir_queue::notify::TopicNotify;
 use weir_queue::publish::Publisher;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result, StoreHealth, SystemClock};
 
@@ -79,6 +80,7 @@ impl std::fmt::Debug for Sqlite {
 struct Inner {
     writer: Writer,
     read_pool: ReadPool,
+    calls: EngineCalls,
     clock: Arc<dyn Clock>,
     /// Replaces the system clock in tests.
     test_clock: Option<Arc<dyn Clock>>,
@@ -115,11 +117,13 @@ impl Sqlite {
         migrate::run(&mut connection)?;
         slot::remove_unused(&mut connection).map_err(classify)?;
         let read_pool = ReadPool::open(|| connect(&file)).map_err(classify)?;
-        let writer = Writer::start(connection)?;
+        let calls = EngineCalls::new(ENGINE);
+        let writer = Writer::start(connection, calls.clone())?;
         Ok(Self {
             inner: Arc::new(Inner {
                 writer,
                 read_pool,
+                calls,
                 clock: test_clock.clone().unwrap_or_else(|| SystemClock::shared()),
                 test_clock,
                 topic_notify: TopicNotify::default(),
@@ -153,6 +157,12 @@ impl Sqlite {
     pub fn with_turns_of(self, turn: Duration) -> Self {
         self.inner.writer.set_turn(turn);
         self
+    }
+
+    /// The duration of reads and writes, each from its submission to its answer.
+    #[must_use]
+    pub fn calls(&self) -> EngineCalls {
+        self.inner.calls.clone()
     }
 
     #[must_use]

@@ -63,6 +63,8 @@ const LAST_DEAD_ID: &str = "SELECT max(id) FROM dead_letter";
 const DEAD_IDS: &str = "SELECT id FROM dead_letter WHERE id <= ?1 ORDER BY id LIMIT ?2";
 const DELETE_DEAD: &str = "DELETE FROM dead_letter WHERE id = ?1 RETURNING topic";
 const COUNT_DISCARDED: &str = "UPDATE queue_ledger SET discarded = discarded + 1 WHERE topic = ?1";
+const COUNT_DEAD: &str =
+    "SELECT count(*) FROM (SELECT 1 FROM dead_letter WHERE topic = ?1 ORDER BY topic LIMIT ?2)";
 const AUDIT: &str = "
     SELECT coalesce(sum(accepted), 0), coalesce(sum(done), 0), coalesce(sum(discarded), 0),
            (SELECT count(*) FROM dead_letter WHERE topic = ?1),
@@ -240,6 +242,14 @@ impl Queue for Sqlite {
             Ok(topic.is_some())
         };
         self.inner.writer.run(discard).await
+    }
+
+    async fn count_dead_letters(&self, topic: &str, limit: usize) -> Result<u64> {
+        let (topic, limit) = (topic.to_owned(), i64::try_from(limit).unwrap_or(i64::MAX));
+        self.read(move |connection| {
+            connection.prepare_cached(COUNT_DEAD)?.query_row(params![topic, limit], |row| row.get(0))
+        })
+        .await
     }
 
     async fn audit(&self, topic: &str) -> Result<QueueAudit> {

@@ -63,6 +63,7 @@ impl crate::Sqlite {
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
+        let _timer = self.inner.calls.start("read");
         let engine = self.clone();
         let permits = Arc::clone(&self.inner.read_pool.permits);
         let permit = permits.acquire_owned().await.map_err(|e| Error::failed(ENGINE, e))?;

@@ -16,9 +16,9 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
-    LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange,
-    Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
+    JobReport, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout,
+    RolloutChange, Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -128,6 +128,14 @@ impl RequestStore for Sqlite {
 
     async fn job_downstreams(&self) -> Result<Vec<String>> {
         self.read(jobs::downstreams).await
+    }
+
+    async fn count_jobs(&self, downstreams: &[String], limit: usize) -> Result<Vec<JobCounts>> {
+        let (downstreams, now) = (downstreams.to_vec(), self.inner.clock.now());
+        let count = move |connection: &Connection| {
+            downstreams.iter().map(|name| jobs::count(connection, name, limit, now)).collect()
+        };
+        self.read(count).await
     }
 
     async fn report_batch(

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result};
 
@@ -60,6 +61,7 @@ struct WriterShared {
     turn_micros: AtomicU64,
     disk: DiskHealth,
     metrics: WriterMetrics,
+    calls: EngineCalls,
 }
 
 impl WriterShared {
@@ -69,12 +71,13 @@ impl WriterShared {
 }
 
 impl Writer {
-    pub(crate) fn start(connection: Connection) -> Result<Self> {
+    pub(crate) fn start(connection: Connection, calls: EngineCalls) -> Result<Self> {
         let (jobs, waiting) = mpsc::sync_channel(QUEUED_JOBS_MAX);
         let shared = Arc::new(WriterShared {
             turn_micros: AtomicU64::new(0),
             disk: DiskHealth::default(),
             metrics: WriterMetrics::default(),
+            calls,
         });
         let thread = WriterThread {
             connection,
@@ -141,6 +144,7 @@ impl Writer {
         + Send
         + 'static,
     ) -> Result<T> {
+        let _timer = self.shared.calls.start("write");
         let (caller, answer) = oneshot::channel();
         let job = Box::new(ClosureJob { scheduling, work, value: None, caller });
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {

@@ -7,6 +7,7 @@
 pub mod bounded_cache;
 pub mod clock;
 pub mod denial_cache;
+pub mod engine_calls;
 pub mod error;
 pub mod health;
 pub mod lane;

@@ -161,6 +161,8 @@ pub struct ClaimedJobs {
     pub jobs: Vec<Job>,
     /// Requests that had no attempt left and are dead letters now.
     pub exhausted: Vec<RequestId>,
+    /// How many of the jobs were taken from a worker that has not reported, so that their downstream may be called again.
+    pub taken_over: usize,
     /// If the claim is empty: the time until the next job is due.
     pub next_due_in: Option<Duration>,
 }
@@ -208,6 +210,20 @@ pub enum CallbackOutcome {
 pub struct DeadRequest {
     pub request: Request,
     pub died_at: Timestamp,
+}
+
+/// The unfinished jobs of one downstream. Each count stops at the limit of its call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobCounts {
+    pub downstream: String,
+    /// Jobs that are due and that no worker has.
+    pub waiting: u64,
+    /// Jobs that a worker has claimed.
+    pub running: u64,
+    /// Jobs that are due later: for their next attempt, for the breaker, or because a callback is awaited.
+    pub parked: u64,
+    /// For how long the first of the waiting jobs has been due.
+    pub oldest_waiting: Option<Duration>,
 }
 
 /// A request whose job is not with a broker yet.
@@ -308,6 +324,8 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs>;
     /// The downstreams that have waiting jobs.
     async fn job_downstreams(&self) -> Result<Vec<String>>;
+    /// Counts the jobs of these downstreams, in their order. Scans at most `limit` waiting and `limit` other jobs of each.
+    async fn count_jobs(&self, downstreams: &[String], limit: usize) -> Result<Vec<JobCounts>>;
     /// Applies workers' reports in one commit and returns each request's new status. A report whose lease is lost changes
     /// nothing. Requests that become final and have a callback URL are enqueued on [`WEBHOOKS_TOPIC`] in the same commit.
     async fn report_batch(

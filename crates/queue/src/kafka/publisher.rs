@@ -16,6 +16,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{
     BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
 };
+use weir_store::engine_calls::EngineCalls;
 use weir_store::{Error, Result};
 
 use super::batch::{Batch, Ticket};
@@ -94,6 +95,7 @@ struct Shared {
     /// The topic that probes ask for: the first that was published to.
     topic: OnceLock<String>,
     producer: RwLock<Producer>,
+    calls: EngineCalls,
 }
 
 impl std::fmt::Debug for Shared {
@@ -166,13 +168,20 @@ impl KafkaPublisher {
         let config = settings.config(brokers);
         let producer = build(&config, &watch).map_err(|cause| Error::failed(ENGINE, cause))?;
         let (topic, producer) = (OnceLock::new(), RwLock::new(producer));
-        let shared = Arc::new(Shared { config, settings, watch, topic, producer });
+        let calls = EngineCalls::new(ENGINE);
+        let shared = Arc::new(Shared { config, settings, watch, topic, producer, calls });
         let watcher = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("kafka-watcher".to_owned())
             .spawn(move || watcher.run_tasks())
             .map_err(|cause| Error::failed(ENGINE, cause))?;
         Ok(Self { shared })
+    }
+
+    /// How long batches took from being published to being confirmed.
+    #[must_use]
+    pub fn calls(&self) -> EngineCalls {
+        self.shared.calls.clone()
     }
 }
 
@@ -203,6 +212,7 @@ impl Publisher for KafkaPublisher {
             let refusal = PublishOutcome::Failed(shared.no_answer());
             return vec![refusal; events.len()];
         }
+        let _timer = shared.calls.start("publish");
         let batch = Batch::new(events.len());
         shared.enqueue(topic, events, &batch);
         if tokio::time::timeout(shared.settings.timeout, batch.complete()).await.is_err() {

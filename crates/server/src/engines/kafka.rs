@@ -10,6 +10,7 @@ use weir_queue::kafka::{
 };
 use weir_queue::publish::Publisher;
 use weir_store::Result;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::quota::TOPIC;
 
 use super::broker_jobs::TOPIC as REQUEST_TOPIC;
@@ -64,6 +65,10 @@ impl Kafka {
     #[must_use]
     pub fn problem(&self) -> Option<&'static str> {
         self.publisher.problem()
+    }
+
+    pub(super) fn calls(&self) -> EngineCalls {
+        self.publisher.calls()
     }
 
     pub async fn ping(&self) -> Result<()> {

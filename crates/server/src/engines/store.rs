@@ -8,6 +8,7 @@ use weir_core::Clock;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_queue::publish::Publisher;
+use weir_store::engine_calls::EngineCalls;
 use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::quota::{CacheMetrics, QuotaStore, ReservableStore};
 use weir_store::request::RequestStore;
@@ -75,6 +76,8 @@ pub struct Store {
     pub wall_clock: Arc<dyn Clock>,
     /// Limits that other servers have changed.
     pub limit_changes: Arc<LimitChangeFeed>,
+    /// The duration of its calls.
+    pub calls: EngineCalls,
     /// The metrics of the SQLite writer.
     pub writer_metrics: WriterMetrics,
 }
@@ -88,6 +91,7 @@ struct EngineProperties {
     clock: Option<Arc<dyn Clock>>,
     test_clock: Option<Arc<dyn Clock>>,
     limit_changes: Arc<LimitChangeFeed>,
+    calls: EngineCalls,
     writer_metrics: WriterMetrics,
 }
 
@@ -133,6 +137,7 @@ impl Store {
             clock: Some(engine.clock()),
             test_clock: engine.test_clock(),
             limit_changes: Arc::new(LimitChangeFeed::single_process()),
+            calls: engine.calls(),
             writer_metrics: engine.writer_metrics(),
         };
         Ok(Self::new(Arc::new(engine), properties, settings))
@@ -161,6 +166,7 @@ impl Store {
             clock: engine.test_clock(),
             test_clock: engine.test_clock(),
             limit_changes: ReservableStore::limit_changes(&engine),
+            calls: engine.calls(),
             writer_metrics: WriterMetrics::default(),
         };
         let mut store = Self::new(Arc::new(engine.clone()), properties, settings);
@@ -200,6 +206,7 @@ impl Store {
             steady_clock: test_clock.unwrap_or_else(|| Arc::new(SteadyClock)),
             wall_clock: wall_clock.unwrap_or_else(|| SystemClock::shared()),
             limit_changes: properties.limit_changes,
+            calls: properties.calls,
             writer_metrics: properties.writer_metrics,
         }
     }

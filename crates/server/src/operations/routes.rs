@@ -182,7 +182,7 @@ pub(crate) async fn get_metrics(
     for check in app.health.check().await {
         app.metrics.operations.record_engine(check.engine, check.up);
     }
-    app.requests.update_dead_letter_gauge().await;
+    app.backlog.update().await;
     app.tier.update_metrics();
     let buffered = app.buffers.used() + app.upload_buffers.used();
     app.metrics.buffered_bytes.set(i64::try_from(buffered).unwrap_or(i64::MAX));

@@ -11,7 +11,7 @@ use weir_store::Error;
 use weir_store::request::{Job, Request, Rollout, SubmitReceipt};
 
 use super::encryption::OpenError;
-use super::metrics::WorkMetrics;
+use super::metrics::{FinishedMetrics, WorkMetrics};
 use super::trace::trace_id;
 use super::work::call::FinishedJob;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -69,7 +69,8 @@ pub(super) struct RequestCalledBack<'a> {
 }
 
 impl RequestCalledBack<'_> {
-    pub(super) fn emit(self) {
+    pub(super) fn emit(self, finished: &FinishedMetrics) {
+        finished.record(self.status);
         let ids = LogIds::current();
         tracing::info!(
             target: "weir::request",
@@ -234,7 +235,8 @@ pub(super) struct AttemptsExhausted<'a> {
 }
 
 impl AttemptsExhausted<'_> {
-    pub(super) fn emit(self) {
+    pub(super) fn emit(self, finished: &FinishedMetrics) {
+        finished.record(RequestStatus::FailedRetryExhausted);
         tracing::info!(
             target: "weir::request",
             traceId = self.request.map(trace_of),
@@ -268,6 +270,7 @@ impl JobReported<'_> {
         let Self { job, status } = self;
         let (id, tenant, report) = (job.report.id, job.tenant.as_str(), job.report.report);
         metrics.processing_latency_seconds.observe(job.claimed_at.elapsed().as_secs_f64());
+        metrics.finished.record(status);
         if status == RequestStatus::InProgress
             && matches!(report, WorkerReport::Called(RetryDecision::Retry { .. }))
         {

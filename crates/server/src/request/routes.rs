@@ -127,7 +127,7 @@ pub(crate) async fn get_request(
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), parse_wait)?;
     let request = if wait.is_zero() {
-        find(&app, &tenant, id).await?
+        app.requests.find_now(&tenant, id).await?.ok_or_else(|| unknown(id))?
     } else {
         find_changed(&app, &tenant, id, wait, peer.as_deref()).await?
     };

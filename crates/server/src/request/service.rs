@@ -56,7 +56,6 @@ pub struct RequestService {
     /// Whether other processes change requests in the same store.
     is_shared: bool,
     timeout: Duration,
-    dead_letters_counted_at: tokio::sync::Mutex<Option<Instant>>,
 }
 
 /// A valid submission.
@@ -135,7 +134,6 @@ impl RequestService {
             needs_broker: engines.kafka.is_some(),
             is_shared: engines.store.is_shared,
             timeout,
-            dead_letters_counted_at: tokio::sync::Mutex::default(),
         }
     }
 
@@ -215,6 +213,14 @@ impl RequestService {
         Ok(request.filter(|request| request.tenant == *tenant))
     }
 
+    /// As [`RequestService::find`], for a caller that asks for the present status: measured against the objective.
+    pub async fn find_now(&self, tenant: &TenantId, id: RequestId) -> Result<Option<Request>> {
+        let started = Instant::now();
+        let found = self.find(tenant, id).await;
+        self.metrics.record_read(started.elapsed());
+        found
+    }
+
     /// Lists a tenant's requests, the newest first.
     pub async fn list(
         &self,
@@ -277,13 +283,14 @@ impl RequestService {
         let result = result.map(|result| self.seal(id, SealedField::Result, &result)).transpose()?;
         let report = CallbackReport { callback, result, failure };
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let finished = self.metrics.finished.clone();
         let call_back = async move {
             // The record is read meanwhile, for the log line alone.
             let ids = [id];
             let (outcome, found) = tokio::join!(store.call_back(id, report), store.find_summaries(&ids));
             let outcome = outcome?;
             if let CallbackOutcome::Applied(status) = outcome {
-                RequestCalledBack { id, status, request: found.unwrap_or_default().first() }.emit();
+                RequestCalledBack { id, status, request: found.unwrap_or_default().first() }.emit(&finished);
                 hub.publish(id, status);
             }
             Ok(outcome)

@@ -1,5 +1,6 @@
 //! Metrics of sale: purchases, challenges, event streams, and the ledger behind Redis.
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -9,6 +10,14 @@ use weir_store::Result;
 use weir_store::sale::{BuyOutcome, LedgerMetrics};
 
 use crate::telemetry::labels::OutcomeLabels;
+
+/// The rate from which the calls of an address are counted as fast: the one at which operators are alerted.
+pub(crate) const FAST_PER_SECOND: u32 = 500;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClientLabels {
+    client: &'static str,
+}
 
 /// Metrics of sale. The counter of each outcome of a purchase is looked up once. Clones share the values.
 #[derive(Clone, Debug)]
@@ -23,12 +32,17 @@ pub struct SaleMetrics {
     pub throttled: Counter,
     failed: Counter,
     challenges: Family<OutcomeLabels, Counter>,
+    clients: Family<ClientLabels, Counter>,
+    browsers: Counter,
+    other_clients: Counter,
     /// Open event streams.
     pub streams: Gauge,
     /// Published events, each counted once however many streams receive it.
     pub events: Counter,
     /// Calls refused because their address makes too many.
     pub address_limited: Counter,
+    /// Calls of an address beyond [`FAST_PER_SECOND`].
+    pub address_fast: Counter,
     ledger: LedgerMetrics,
 }
 
@@ -44,6 +58,8 @@ impl SaleMetrics {
         let purchases = Family::default();
         let counter =
             |outcome| Family::<_, Counter>::get_or_create_owned(&purchases, &OutcomeLabels { outcome });
+        let clients = Family::default();
+        let client = |client| Family::<_, Counter>::get_or_create_owned(&clients, &ClientLabels { client });
         Self {
             bought: counter("bought"),
             already_purchased: counter("already_purchased"),
@@ -53,10 +69,14 @@ impl SaleMetrics {
             throttled: counter("throttled"),
             failed: counter("failed"),
             purchases,
+            browsers: client("browser"),
+            other_clients: client("other"),
+            clients,
             challenges: Family::default(),
             streams: Gauge::default(),
             events: Counter::default(),
             address_limited: Counter::default(),
+            address_fast: Counter::default(),
             ledger,
         }
     }
@@ -69,6 +89,10 @@ impl SaleMetrics {
         r.register("sale_events", events, self.events.clone());
         let limited = "Calls refused because their address makes too many";
         r.register("edge_limited", limited, self.address_limited.clone());
+        let fast = "Calls of an address beyond its first 500 in a second";
+        r.register("edge_fast", fast, self.address_fast.clone());
+        let clients = "Attempts to buy, by the kind of client that User-Agent names: browser or other";
+        r.register("sale_clients", clients, self.clients.clone());
         let mismatches =
             "Purchases that were in Redis but not in the store, or in the store but not in Redis";
         r.register("reconciliation_mismatches", mismatches, self.ledger.mismatches.clone());
@@ -88,6 +112,13 @@ impl SaleMetrics {
         .inc();
     }
 
+    /// Counts an attempt to buy by its `User-Agent`. Every browser's begins with `Mozilla/`, and what claims to be one counts as
+    /// one.
+    pub fn record_client(&self, user_agent: Option<&str>) {
+        let is_browser = user_agent.is_some_and(|agent| agent.starts_with("Mozilla/"));
+        if is_browser { &self.browsers } else { &self.other_clients }.inc();
+    }
+
     /// Counts a challenge. `outcome` is one of a fixed set of words.
     pub fn record_challenge(&self, outcome: &'static str) {
         self.challenges.get_or_create(&OutcomeLabels { outcome }).inc();
@@ -96,5 +127,22 @@ impl SaleMetrics {
     #[cfg(test)]
     pub(crate) fn challenge_count(&self, outcome: &'static str) -> u64 {
         self.challenges.get_or_create(&OutcomeLabels { outcome }).get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_that_do_not_claim_to_be_a_browser_are_other_clients() {
+        let metrics = SaleMetrics::default();
+        for agent in [Some("curl/8.5.0"), Some("python-requests/2.31 Mozilla/5.0"), Some(""), None] {
+            metrics.record_client(agent);
+        }
+        metrics.record_client(Some(
+            "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0",
+        ));
+        assert_eq!((metrics.browsers.get(), metrics.other_clients.get()), (1, 4));
     }
 }

@@ -106,6 +106,11 @@ impl SaleService {
         Some(decision)
     }
 
+    /// Counts an attempt to buy by the caller's `User-Agent`.
+    pub fn record_client(&self, user_agent: Option<&str>) {
+        self.metrics.record_client(user_agent);
+    }
+
     /// Buys one unit. Fails when the lane is full or the store does not answer in time.
     pub async fn buy(&self, buy: Buy) -> Result<BuyOutcome> {
         let sku = buy.sku.clone();

@@ -201,6 +201,11 @@ impl Queue for Model {
         Ok(self.state.lock().dead(id).map(|entry| entry.state = MessageState::Discarded).is_some())
     }
 
+    async fn count_dead_letters(&self, topic: &str, limit: usize) -> Result<u64> {
+        let dead = self.state.lock().count(|state| matches!(state, MessageState::Dead { .. }));
+        Ok(if topic == TOPIC { dead.min(limit as u64) } else { 0 })
+    }
+
     async fn audit(&self, topic: &str) -> Result<QueueAudit> {
         if topic != TOPIC {
             return Ok(QueueAudit::default());

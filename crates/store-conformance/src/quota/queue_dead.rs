@@ -34,6 +34,19 @@ async fn create_dead_letters<H: HasQuota>(h: &H, users: usize, each: usize) {
     Claims::claim(h, users * each).await.must_settle(h, |_| Disposition::Dead("given up")).await;
 }
 
+pub async fn dead_letters_are_counted_by_topic<H: HasQuota>() {
+    let h = H::open().await;
+    let count = async |topic, limit| {
+        h.queue().count_dead_letters(topic, limit).await.expect("count_dead_letters must succeed")
+    };
+    assert_eq!(count(TOPIC, 10).await, 0);
+    create_dead_letters(&h, 2, 2).await;
+    assert_eq!((count(TOPIC, 10).await, count(TOPIC, 3).await, count("another", 10).await), (4, 3, 0));
+    let letter = dead_letters(&h, None, 1).await.remove(0);
+    assert!(h.queue().discard(&letter.id).await.expect("discard must succeed"));
+    assert_eq!(count(TOPIC, 10).await, 3);
+}
+
 pub async fn a_list_cuts_payload_and_reason_to_the_requested_length<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 1).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{CLAIM_BYTES_MAX, ClaimedJobs, DownstreamCapacity, Job, Sealed, Submit};
+use weir_store::request::{CLAIM_BYTES_MAX, ClaimedJobs, DownstreamCapacity, Job, JobCounts, Sealed, Submit};
 
 use super::fixtures::{
     DOWNSTREAM, accept_batch, accept_one, claim, claim_jobs, claim_named, claim_one, create_dead_requests,
@@ -174,6 +174,39 @@ pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: HasRequests
     let jobs = claim_of(&h, &[room("b", 9)]).await.jobs;
     report_batch(&h, jobs.iter().map(outage).collect()).await;
     assert_eq!(downstreams(&h).await, ["b"], "jobs between two attempts count as well");
+}
+
+pub async fn jobs_are_counted_by_downstream_and_state<H: HasRequests>() {
+    let h = H::open().await;
+    let asked = ["a", "b", "none"].map(str::to_owned);
+    let counts = async |limit| {
+        let counted = h.requests().count_jobs(&asked, limit).await.expect("count_jobs must succeed");
+        assert!(counted.iter().map(|counts| &counts.downstream).eq(&asked), "in the order of the names");
+        counted
+            .into_iter()
+            .map(|JobCounts { waiting, running, parked, oldest_waiting, .. }| {
+                ([waiting, running, parked], oldest_waiting.map(|age| age.as_secs()))
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(counts(10).await, vec![([0, 0, 0], None); 3]);
+    accept_batch(&h, vec![to("a", submission(&h, "first"))]).await;
+    h.clock().advance(Duration::from_secs(5));
+    accept_batch(&h, ["1", "2", "3"].map(|key| to("a", submission(&h, key))).to_vec()).await;
+    accept_batch(&h, vec![to("b", submission(&h, "b"))]).await;
+    h.clock().advance(Duration::from_secs(1));
+    assert_eq!(counts(10).await, [([4, 0, 0], Some(6)), ([1, 0, 0], Some(1)), ([0, 0, 0], None)]);
+    assert_eq!(counts(3).await[0], ([3, 0, 0], Some(6)), "counting stops at the limit");
+    let jobs = claim_of(&h, &[room("a", 2)]).await.jobs;
+    assert_eq!(counts(10).await[0], ([2, 2, 0], Some(1)));
+    report_one(&h, not_called(&jobs[0], Duration::from_secs(3_600))).await.expect("the report counts");
+    assert_eq!(counts(10).await[0], ([2, 1, 1], Some(1)));
+    h.clock().advance(policy().lease);
+    let (of_a, oldest) = counts(10).await[0];
+    assert_eq!(of_a, [3, 0, 1], "a job whose lease has ended waits again");
+    assert!(oldest >= Some(policy().lease.as_secs()), "{oldest:?}");
+    h.clock().advance(Duration::from_secs(3_600));
+    assert_eq!(counts(10).await[0].0, [4, 0, 0]);
 }
 
 pub async fn awkward_names_of_downstreams_stay_distinct<H: HasRequests>() {

@@ -14,7 +14,7 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
     CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, DownstreamCapacity, JobChange,
-    JobReport, JobRow, RequestRow, Sealed, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
+    JobCounts, JobReport, JobRow, RequestRow, Sealed, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
     stored_progress,
 };
 use weir_store::{Error, Result, shard};
@@ -97,6 +97,20 @@ const DOWNSTREAMS: &str = "
         FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
 
+/// A job whose lease has ended is waiting again.
+const COUNT_JOBS: &str = "
+    SELECT asked.name, due.jobs, due.since, later.jobs, later.running
+    FROM unnest($1::text[]) WITH ORDINALITY AS asked (name, position)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs, (extract(epoch FROM $3 - min(claimable_at)) * 1000000)::bigint AS since
+        FROM (SELECT claimable_at FROM request_job WHERE downstream = asked.name AND claimable_at <= $3
+              ORDER BY claimable_at LIMIT $2) AS job) AS due
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs, count(*) FILTER (WHERE is_leased) AS running
+        FROM (SELECT is_leased FROM request_job WHERE downstream = asked.name AND claimable_at > $3
+              ORDER BY claimable_at LIMIT $2) AS job) AS later
+    ORDER BY asked.position";
+
 /// Removes the dead rows of ended jobs. They are at the front of the index, where a claim begins. Autovacuum runs once a minute: by
 /// then a claim may have to skip hundreds of thousands of them.
 const VACUUM_JOBS: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
@@ -165,6 +179,27 @@ pub(super) async fn claim_named(
 pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
     let rows = engine.inner.pool.query(DOWNSTREAMS, &[]).await?;
     rows.iter().map(|row| column(row, 0)).collect()
+}
+
+pub(super) async fn count(engine: &Postgres, downstreams: &[String], limit: usize) -> Result<Vec<JobCounts>> {
+    let session = engine.inner.pool.session().await?;
+    let clock = session.query_one(CLOCK, &[]).await?;
+    let now = time::to_system(engine.now(&clock)?);
+    let rows = session.query(COUNT_JOBS, &[&downstreams, &row::bigint(limit), &now]).await?;
+    session.keep();
+    rows.iter().map(read_counts).collect()
+}
+
+fn read_counts(row: &Row) -> Result<JobCounts> {
+    let (others, running) = (row::count(row, 3)?, row::count(row, 4)?);
+    let oldest: Option<i64> = column(row, 2)?;
+    Ok(JobCounts {
+        downstream: column(row, 0)?,
+        waiting: row::count(row, 1)?,
+        running,
+        parked: others - running,
+        oldest_waiting: oldest.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())),
+    })
 }
 
 /// The second round trip of a claim.

@@ -20,6 +20,24 @@ async fn until_redis_is(up: bool, h: &RedisFixture) {
     wait::until("Redis has the expected state", ENGINE_TIMEOUT, async || h.redis.ping().await == up).await;
 }
 
+#[tokio::test]
+async fn redis_counts_its_scripts() {
+    if RedisFixture::skipped() {
+        return;
+    }
+    let server = private_redis();
+    let h = RedisFixture::at(server.url()).await;
+    until_redis_is(true, &h).await;
+    let before = h.redis.script_counts().await.expect("this Redis counts");
+    let policy = policy(fixed(1_000));
+    for _ in 0..5 {
+        assert!(take(&h, &policy, "k", 1).await.is_allowed());
+    }
+    let after = h.redis.script_counts().await.expect("this Redis counts");
+    assert!(after.executed >= before.executed + 5, "{before:?} {after:?}");
+    assert!(after.slow <= after.executed, "{after:?}");
+}
+
 fn fixed(limit: u32) -> Limit {
     Limit::FixedWindow(FixedWindow::new(limit, Duration::from_secs(3_600)).expect("valid"))
 }

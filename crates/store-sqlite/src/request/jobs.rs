@@ -10,11 +10,11 @@ use weir_core::request::state::{RequestProgress, RequestStatus, TransitionError}
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
     AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs,
-    DownstreamCapacity, JobChange, JobReport, JobRow, ReportPlan, RequestRow, Sealed, WEBHOOKS_TOPIC,
-    plan_callback, plan_claim, plan_report, stored_progress,
+    DownstreamCapacity, JobChange, JobCounts, JobReport, JobRow, ReportPlan, RequestRow, Sealed,
+    WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report, stored_progress,
 };
 
-use super::{read_id, read_status, read_trace};
+use super::{limited, read_id, read_status, read_trace};
 use crate::error::fault;
 use crate::queue::enqueue;
 use crate::writer::WriterTurn;
@@ -43,6 +43,14 @@ const DOWNSTREAMS: &str = "
                 WHERE downstream > name.downstream AND claimable_at IS NOT NULL)
         FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
+const COUNT_DUE: &str = "
+    SELECT count(*), min(claimable_at)
+    FROM (SELECT claimable_at FROM request_record
+          WHERE downstream = ?1 AND claimable_at <= ?2 ORDER BY claimable_at LIMIT ?3)";
+const COUNT_LATER: &str = "
+    SELECT count(*), count(*) FILTER (WHERE is_leased)
+    FROM (SELECT is_leased FROM request_record
+          WHERE downstream = ?1 AND claimable_at > ?2 ORDER BY claimable_at LIMIT ?3)";
 /// Keeps the result or failure of the last attempt.
 const SAVE: &str = "
     UPDATE request_record
@@ -169,6 +177,28 @@ pub(super) fn downstreams(connection: &Connection) -> rusqlite::Result<Vec<Strin
     connection.prepare_cached(DOWNSTREAMS)?.query_map([], |row| row.get(0))?.collect()
 }
 
+/// Counts the jobs of a downstream. A job whose lease has ended is waiting again.
+pub(super) fn count(
+    connection: &Connection,
+    downstream: &str,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<JobCounts> {
+    let values = params![downstream, now.as_micros(), limited(limit)];
+    let mut due = connection.prepare_cached(COUNT_DUE)?;
+    let (waiting, oldest): (u64, Option<i64>) =
+        due.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let mut later = connection.prepare_cached(COUNT_LATER)?;
+    let (others, running): (u64, u64) = later.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(JobCounts {
+        downstream: downstream.to_owned(),
+        waiting,
+        running,
+        parked: others - running,
+        oldest_waiting: oldest.map(|oldest| now.since(Timestamp::from_micros(oldest))),
+    })
+}
+
 fn claim(
     connection: &Connection,
     (number, row): Numbered<ClaimRow>,
@@ -182,6 +212,7 @@ fn claim(
     }
     claimed.jobs.extend(plan.claimed.jobs);
     claimed.exhausted.extend(plan.claimed.exhausted);
+    claimed.taken_over += plan.claimed.taken_over;
     Ok(())
 }
 

@@ -8,7 +8,7 @@ fn writer() -> Writer {
     let mut connection = Connection::open_in_memory().unwrap();
     connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
     crate::migrate::run(&mut connection).unwrap();
-    Writer::start(connection).unwrap()
+    Writer::start(connection, EngineCalls::new(ENGINE)).unwrap()
 }
 
 async fn insert(writer: &Writer, n: i64) -> Result<usize> {
@@ -168,7 +168,7 @@ async fn jobs_that_waited_for_a_long_one_share_a_commit() {
         u32::from_be_bytes(header[24..28].try_into().unwrap())
     };
     let before = commits();
-    let writer = Writer::start(connection).unwrap();
+    let writer = Writer::start(connection, EngineCalls::new(ENGINE)).unwrap();
     writer.set_turn(Duration::from_secs(600));
     let (release, released) = mpsc::channel::<()>();
     let mut turns = 0;

@@ -33,8 +33,10 @@ pub fn plan_claim(
 ) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
     for ClaimRow { mut job, tenant, request_type, payload, trace, accepted_at } in rows {
+        let was_leased = job.progress.lease.is_some();
         let outcome = match job.progress.claim(policy, now) {
             Ok(ClaimOutcome::Granted(lease)) => {
+                plan.claimed.taken_over += usize::from(was_leased);
                 plan.claimed.jobs.push(Job {
                     id: job.id,
                     tenant,

@@ -296,6 +296,18 @@ fn every_alert_is_tested_to_fire_and_to_stay_silent() {
 }
 
 #[test]
+fn the_documented_thresholds_and_the_alerts_are_the_same() {
+    let document = include_str!("../../../../docs/alerts.md");
+    let rows =
+        document.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.split('|').nth(2));
+    let documented: BTreeSet<&str> =
+        rows.flat_map(|cell| cell.split('`')).filter(|word| word.starts_with("Weir")).collect();
+    let alerts: BTreeSet<&str> =
+        ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert_eq!(documented, alerts);
+}
+
+#[test]
 fn the_policies_of_the_envoy_example_match_its_descriptors() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/envoy");
     let path = directory.join("weir.toml");

@@ -4,6 +4,7 @@
 
 mod architecture;
 mod authorization;
+mod backlog;
 mod bad_input;
 mod bounds;
 mod clock;

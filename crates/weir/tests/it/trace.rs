@@ -24,7 +24,7 @@ fn traceparent() -> String {
 }
 
 /// A caller of tenant `acme` with the trace of the tests.
-fn traced(weir: &Weir) -> Client {
+pub(crate) fn traced(weir: &Weir) -> Client {
     let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
     let claims = Claims {
         sub: "a@b.c".into(),

@@ -1,7 +1,6 @@
 //! Dead letters of request for the operator: requests whose attempts all failed.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
@@ -17,12 +16,6 @@ use crate::request::events::{DeadPayloadUnreadable, RequestReplayed};
 
 /// Dead letters replayed in one commit.
 const REPLAY_BATCH: usize = 500;
-/// How long a count of dead letters is cached.
-const COUNT_CACHED_FOR: Duration = Duration::from_secs(5);
-
-/// How long a count may delay the response of `/metrics`.
-const COUNT_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// Shown in place of a payload that cannot be decrypted.
 const UNREADABLE: &str = "(encrypted with a key that this server does not have)";
 
@@ -100,18 +93,6 @@ impl RequestService {
                 UNREADABLE.to_owned()
             }
         })
-    }
-
-    /// Updates the gauge of dead letters, at most every few seconds. If the store does not answer, the gauge stays as it is.
-    pub async fn update_dead_letter_gauge(&self) {
-        let mut counted_at = self.dead_letters_counted_at.lock().await;
-        if counted_at.is_some_and(|at| at.elapsed() < COUNT_CACHED_FOR) {
-            return;
-        }
-        if let Ok(count) = within(COUNT_TIMEOUT, self.store.count_dead_requests()).await {
-            self.metrics.dlq_depth.set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
-        *counted_at = Some(Instant::now());
     }
 }
 

@@ -1,5 +1,5 @@
-//! Maintenance of stored requests: deletes old requests and keys, publishes stranded requests to the broker again, and updates
-//! gauges. Deletion runs beside the rest, which must not wait for it.
+//! Maintenance of stored requests: deletes old requests and keys, publishes stranded requests to the broker again.
+//! Deletion runs beside the rest, which must not wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::request::metrics::WorkMetrics;
 
 /// The pause before the first run.
 const PAUSE_AT_START: Duration = Duration::from_secs(1);
-/// How often the reconciler runs and the gauges are updated.
+/// How often the reconciler runs.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What maintenance needs.
@@ -109,11 +109,11 @@ impl Maintenance {
         }
     }
 
-    /// Updates the gauges and reconciles until `closing` is cancelled. A run that has begun is finished.
+    /// Reconciles until `closing` is cancelled. A run that has begun is finished.
     async fn reconcile_until(&self, closing: &CancellationToken) {
         let (mut pause, mut streak) = (PAUSE_AT_START, FailureStreak::default());
         while closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-            let outcome = self.reconcile_once().await;
+            let outcome = self.reconcile().await;
             if let Some(error) = streak.first_error(&outcome) {
                 ReconcileFailed { error }.emit();
             }
@@ -122,22 +122,7 @@ impl Maintenance {
         }
     }
 
-    /// The broker comes last: it may be unavailable when the store is not. Returns whether there may be more to publish.
-    async fn reconcile_once(&self) -> Result<bool> {
-        self.gauge().await?;
-        self.reconcile().await
-    }
-
-    async fn gauge(&self) -> Result<()> {
-        let dead = self.store.count_dead_requests().await?;
-        self.metrics.dlq_depth.set(i64::try_from(dead).unwrap_or(i64::MAX));
-        let oldest = self.store.pending_requests(Duration::ZERO, 1).await?;
-        let age = oldest.first().map_or(0, |pending| pending.age.as_secs());
-        self.metrics.reconciler_backlog_age_seconds.set(i64::try_from(age).unwrap_or(i64::MAX));
-        Ok(())
-    }
-
-    /// The heartbeat moves while the reconciler is enabled, with or without a broker.
+    /// Returns whether there may be more to publish. The heartbeat moves while the reconciler is enabled, with or without a broker.
     async fn reconcile(&self) -> Result<bool> {
         if !(self.is_reconciling)().await {
             return Ok(false);

@@ -161,6 +161,7 @@ impl Worker {
 
     async fn start(&self, work: &mut WorkerState, claimed: ClaimedJobs) {
         let now = Instant::now();
+        self.dependencies.metrics.duplicate_calls.inc_by(claimed.taken_over as u64);
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
             (self.dependencies.on_change)(job.id, RequestStatus::InProgress);
@@ -187,7 +188,7 @@ impl Worker {
         let found = self.dependencies.store.find_summaries(ids).await.unwrap_or_default();
         for id in ids {
             let request = found.iter().find(|request| request.id == *id);
-            AttemptsExhausted { id: *id, request }.emit();
+            AttemptsExhausted { id: *id, request }.emit(&self.dependencies.metrics.finished);
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use http::header::CACHE_CONTROL;
+use http::header::{CACHE_CONTROL, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -108,6 +108,7 @@ pub(crate) async fn create_purchase(
     headers: HeaderMap,
     body: Result<Json<PurchaseRequest>, ApiError>,
 ) -> Result<Response, SaleError> {
+    app.sale.record_client(headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()));
     let buyer = parse_buyer(&headers)?;
     let Json(request) = body?;
     let sku = parse(&request)?;

@@ -63,6 +63,8 @@ async fn a_report_after_the_lease_ended_changes_nothing() {
     prompt.stop().await;
     assert_eq!(fixture.result(&request).unwrap(), b"in time");
     assert_eq!(fixture.find(id).await, request, "the late report has changed nothing");
+    assert_eq!(fixture.metrics.duplicate_calls.get(), 1);
+    assert_eq!(fixture.metrics.finished.count(RequestStatus::Completed), 1);
 }
 
 #[tokio::test]

@@ -125,6 +125,8 @@ async fn after_five_attempts_a_request_is_a_dead_letter() {
     );
     assert_eq!((request.attempts, server.calls()), (5, 5));
     assert_eq!(fixture.engine.count_dead_requests().await.unwrap(), 1);
+    assert_eq!(fixture.metrics.finished.count(RequestStatus::FailedRetryExhausted), 1);
+    assert_eq!(fixture.metrics.duplicate_calls.get(), 0, "a retry is no repetition");
 }
 
 #[tokio::test]

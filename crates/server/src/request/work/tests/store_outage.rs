@@ -11,9 +11,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobReport, PendingRequest,
-    Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch, SealingKey,
-    Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
+    PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch,
+    SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -52,6 +52,10 @@ impl RequestStore for Outage {
     async fn job_downstreams(&self) -> Result<Vec<String>> {
         self.engine.job_downstreams().await
     }
+    async fn count_jobs(&self, downstreams: &[String], limit: usize) -> Result<Vec<JobCounts>> {
+        self.engine.count_jobs(downstreams, limit).await
+    }
+
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
