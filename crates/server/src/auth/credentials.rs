@@ -53,12 +53,23 @@ pub enum Credentials {
 /// Whom the credentials of a caller identify.
 #[derive(Clone, Debug)]
 pub enum Identity {
-    /// Nobody that the handler needs to know: an operator, or anybody.
+    /// Anybody.
     None,
+    /// Somebody who may do what operators do. Handlers need not know who, but their log lines say it.
+    Operator(Operator),
     /// The holder of a token.
     User(Arc<Claims>),
     /// A caller that acts for a tenant.
     Tenant(TenantId),
+}
+
+/// By what a caller was admitted to a route of operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operator {
+    /// The scope of the token; `None` for the operator's key.
+    pub scope: Option<&'static str>,
+    /// The tenant that the token names.
+    pub tenant: Option<Box<str>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,14 +180,18 @@ impl Auth {
         scope: Option<&'static str>,
     ) -> Result<Identity, AuthError> {
         if self.admin.matches(headers) {
-            return Ok(Identity::None);
+            return Ok(Identity::Operator(Operator { scope: None, tenant: None }));
         }
         let claims = self.claims(headers).ok_or(AuthError::AdminKeyOrToken)?;
-        if claims.allows(ADMIN) || scope.is_some_and(|scope| claims.allows(scope)) {
-            return Ok(Identity::None);
+        let admit = |scope| {
+            let tenant = claims.tenant_id.as_deref().map(Box::from);
+            Ok(Identity::Operator(Operator { scope: Some(scope), tenant }))
+        };
+        if let Some(scope) = [Some(ADMIN), scope].into_iter().flatten().find(|scope| claims.allows(scope)) {
+            return admit(scope);
         }
         match claims.allows(ADMIN_READ) {
-            true if matches!(*method, Method::GET | Method::HEAD) => Ok(Identity::None),
+            true if matches!(*method, Method::GET | Method::HEAD) => admit(ADMIN_READ),
             true => Err(AuthError::ReadOnly),
             false => Err(AuthError::Scope(scope.unwrap_or(ADMIN))),
         }

@@ -19,10 +19,10 @@ use super::host::HostCheck;
 use super::route::{ErrorFormat, PeerUse, Route, RouteRole};
 use super::sale_error::SaleError;
 use crate::app::App;
-use crate::auth::credentials::Identity;
+use crate::auth::credentials::{Identity, Operator};
 use crate::peer::Peer;
 use crate::telemetry::metrics::Shortage;
-use crate::telemetry::request_context::RequestContext;
+use crate::telemetry::request_context::{self, Caller, RequestContext};
 
 /// The header with the request's id, in requests and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -197,8 +197,12 @@ impl Router {
         let identity = self.app.auth.authorize(route.credentials, request.method(), request.headers()).await;
         let identity = identity.map_err(|error| Box::new(route.errors.refuse(error)))?;
         let extensions = request.extensions_mut();
-        if !matches!(identity, Identity::None) {
-            extensions.insert(identity);
+        match identity {
+            Identity::None => {}
+            Identity::Operator(Operator { scope, tenant }) => {
+                request_context::set_caller(Caller { scope, tenant })
+            }
+            identity => drop(extensions.insert(identity)),
         }
         if !params.is_empty() {
             extensions.insert(params);

@@ -15,6 +15,8 @@ const PAYLOAD_SHOWN_BYTES: usize = 256;
 pub(super) struct QuotaConfigured<'a> {
     pub(super) user: &'a UserId,
     pub(super) limits: QuotaLimits,
+    /// The limits as they were read just before.
+    pub(super) before: Option<QuotaLimits>,
 }
 
 impl QuotaConfigured<'_> {
@@ -23,9 +25,12 @@ impl QuotaConfigured<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             userId = %self.user,
             rateLimit = self.limits.rate_limit(),
             timeWindowMinutes = self.limits.time_window_minutes(),
+            before = self.before.map(describe),
             "a quota was configured"
         );
     }
@@ -34,6 +39,7 @@ impl QuotaConfigured<'_> {
 /// A user's quota was deleted.
 pub(super) struct QuotaDeleted<'a> {
     pub(super) user: &'a UserId,
+    pub(super) before: Option<QuotaLimits>,
 }
 
 impl QuotaDeleted<'_> {
@@ -42,10 +48,17 @@ impl QuotaDeleted<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             userId = %self.user,
+            before = self.before.map(describe),
             "a quota was deleted"
         );
     }
+}
+
+fn describe(limits: QuotaLimits) -> String {
+    format!("rateLimit={} timeWindowMinutes={}", limits.rate_limit(), limits.time_window_minutes())
 }
 
 /// A batch could not be claimed, written or settled. Logged once per outage.

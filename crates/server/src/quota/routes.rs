@@ -132,8 +132,9 @@ pub(crate) async fn configure_quota(
     let user = parse_user(request.user_id)?;
     let limits = QuotaLimits::new(request.rate_limit.0, request.time_window.0)
         .map_err(|problem| ApiError::invalid_field("rateLimit and timeWindow", problem))?;
+    let before = app.quota.find(&user).await?.map(|quota| quota.limits);
     let quota = app.quota.configure(&user, limits).await?;
-    QuotaConfigured { user: &user, limits }.emit();
+    QuotaConfigured { user: &user, limits, before }.emit();
     Ok(describe(&user, &quota).into_response())
 }
 
@@ -204,10 +205,11 @@ pub(crate) async fn delete_quota(
     user: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_path(user)?;
+    let before = app.quota.find(&user).await?.map(|quota| quota.limits);
     if !app.quota.remove(&user).await? {
         return Err(not_configured(&user));
     }
-    QuotaDeleted { user: &user }.emit();
+    QuotaDeleted { user: &user, before }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -109,6 +109,8 @@ impl RequestReplayed<'_> {
 /// An operator has changed the rollout.
 pub(super) struct RolloutChanged {
     pub(super) rollout: Rollout,
+    /// The rollout as it was read just before.
+    pub(super) before: Rollout,
 }
 
 impl RolloutChanged {
@@ -118,9 +120,12 @@ impl RolloutChanged {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             processing_enabled,
             reconciler_enabled,
             canary_percent,
+            before = ?self.before,
             "the rollout of request was changed"
         );
     }

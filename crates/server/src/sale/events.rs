@@ -24,6 +24,8 @@ impl ProductCreated<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             sku = %self.product.sku,
             productName = &**product_name,
             initialStock = initial_stock.get(),
@@ -37,6 +39,8 @@ impl ProductCreated<'_> {
 /// An operator changed a product.
 pub(super) struct ProductChanged<'a> {
     pub(super) product: &'a Product,
+    /// The product as it was read just before.
+    pub(super) before: Option<&'a Product>,
 }
 
 impl ProductChanged<'_> {
@@ -46,11 +50,14 @@ impl ProductChanged<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             sku = %self.product.sku,
             productName = &**product_name,
             initialStock = initial_stock.get(),
             startTime = %rfc3339(*start),
             endTime = %rfc3339(*end),
+            before = self.before.map(describe),
             "a product was changed"
         );
     }
@@ -59,6 +66,7 @@ impl ProductChanged<'_> {
 /// An operator removed a product with its purchases.
 pub(super) struct ProductDeleted<'a> {
     pub(super) sku: &'a Sku,
+    pub(super) before: Option<&'a Product>,
 }
 
 impl ProductDeleted<'_> {
@@ -67,10 +75,19 @@ impl ProductDeleted<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             sku = %self.sku,
+            before = self.before.map(describe),
             "a product was deleted"
         );
     }
+}
+
+fn describe(product: &Product) -> String {
+    let Terms { product_name, initial_stock, start, end } = &product.sale.terms;
+    let (stock, start, end) = (initial_stock.get(), rfc3339(*start), rfc3339(*end));
+    format!("productName={product_name:?} initialStock={stock} startTime={start} endTime={end}")
 }
 
 /// The verifier is not sure that a buyer is a person. The buyer may continue.

@@ -9,6 +9,8 @@ use crate::telemetry::request_context::LogIds;
 /// An operator saved a new version of a slot config.
 pub(super) struct ConfigChanged<'a> {
     pub(super) config: &'a SlotConfig,
+    /// The active version as it was read just before.
+    pub(super) before: Option<&'a SlotConfig>,
 }
 
 impl ConfigChanged<'_> {
@@ -17,10 +19,13 @@ impl ConfigChanged<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             configName = %name,
             version,
             maxPerWindow = pace.max_per_window(),
             windowSize = window_text(pace),
+            before = self.before.map(describe),
             "a slot config was changed"
         );
     }
@@ -29,6 +34,7 @@ impl ConfigChanged<'_> {
 /// An operator deactivated a slot config.
 pub(super) struct ConfigDeactivated<'a> {
     pub(super) name: &'a ConfigName,
+    pub(super) before: Option<&'a SlotConfig>,
 }
 
 impl ConfigDeactivated<'_> {
@@ -37,10 +43,18 @@ impl ConfigDeactivated<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             configName = %self.name,
+            before = self.before.map(describe),
             "a slot config was deactivated"
         );
     }
+}
+
+fn describe(config: &SlotConfig) -> String {
+    let SlotConfig { version, pace, .. } = config;
+    format!("version={version} maxPerWindow={} windowSize={}", pace.max_per_window(), window_text(pace))
 }
 
 /// Due slots could not be claimed, published or settled. Logged once per outage.

@@ -3,6 +3,8 @@
 //! The context is local to the task, so that whatever logs the cause of a response finds the response's ids. A task that a
 //! handler spawns has none, unless it is wrapped in [`inherit`].
 
+use std::sync::OnceLock;
+
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::field::DisplayValue;
 use weir_core::trace::{SpanId, TRACESTATE_BYTES_MAX, TraceContext, TraceId, TraceParent};
@@ -21,6 +23,16 @@ pub(crate) struct RequestContext {
     /// The caller's trace, or a new one, in the span of this call.
     parent: TraceParent,
     state: Option<HeaderValue>,
+    caller: OnceLock<Caller>,
+}
+
+/// Who makes a call that changes something, for its log line.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// The scope of the token that admitted the call; `None` for the operator's key.
+    pub(crate) scope: Option<&'static str>,
+    /// The tenant that the token names.
+    pub(crate) tenant: Option<Box<str>>,
 }
 
 /// The ids that log lines carry; absent outside of a call.
@@ -33,12 +45,20 @@ impl RequestContext {
     pub(crate) fn new(headers: &HeaderMap, http_request_id: HeaderValue) -> Self {
         let span = random_span();
         match read_parent(headers) {
-            Some(parent) => {
-                Self { http_request_id, parent: parent.in_span(span), state: read_state(headers) }
-            }
+            Some(parent) => Self {
+                http_request_id,
+                parent: parent.in_span(span),
+                state: read_state(headers),
+                caller: OnceLock::new(),
+            },
             None => {
                 let trace = TraceId::from_number(fastrand::u128(..));
-                Self { http_request_id, parent: TraceParent::begin(trace, span), state: None }
+                Self {
+                    http_request_id,
+                    parent: TraceParent::begin(trace, span),
+                    state: None,
+                    caller: OnceLock::new(),
+                }
             }
         }
     }
@@ -88,10 +108,28 @@ impl LogIds {
         self.0.as_ref().and_then(|context| context.http_request_id.to_str().ok())
     }
 
+    /// By what the caller was admitted: the scope of a token, the operator's key, or nothing.
+    #[must_use]
+    pub(crate) fn caller_scope(&self) -> Option<&'static str> {
+        let context = self.0.as_ref()?;
+        Some(context.caller.get().map_or("none", |caller| caller.scope.unwrap_or("admin key")))
+    }
+
+    /// The tenant that the caller's token names.
+    #[must_use]
+    pub(crate) fn caller_tenant(&self) -> Option<&str> {
+        self.0.as_ref()?.caller.get()?.tenant.as_deref()
+    }
+
     #[must_use]
     pub(crate) fn trace_id(&self) -> Option<DisplayValue<TraceId>> {
         self.0.as_ref().map(|context| tracing::field::display(context.trace_id()))
     }
+}
+
+/// Remembers who makes the call that the current task answers.
+pub(crate) fn set_caller(caller: Caller) {
+    let _ = CURRENT.try_with(|context| context.caller.set(caller));
 }
 
 /// Runs a future that is to be spawned in the context of the task that spawns it.

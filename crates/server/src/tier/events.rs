@@ -1,8 +1,9 @@
 //! What happens in tier: each event writes its log line.
 
-use weir_core::tier::{Limit, Plan, Tier, TierLimits};
+use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{PolicyName, UserId};
 use weir_store::Error;
+use weir_store::tier::PolicySpec;
 
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
@@ -21,7 +22,9 @@ impl PolicyLeftOut<'_> {
 /// An operator created or changed a policy.
 pub(super) struct PolicyChanged<'a> {
     pub(super) policy: &'a PolicyName,
-    pub(super) limit: &'a Limit,
+    pub(super) spec: &'a PolicySpec,
+    /// The policy as this server knew it just before.
+    pub(super) before: Option<&'a PolicySpec>,
 }
 
 impl PolicyChanged<'_> {
@@ -30,8 +33,11 @@ impl PolicyChanged<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             policy = %self.policy,
-            limit = ?self.limit,
+            spec = ?self.spec,
+            before = self.before.map(debug),
             "a policy was changed"
         );
     }
@@ -40,6 +46,7 @@ impl PolicyChanged<'_> {
 /// An operator deleted a policy.
 pub(super) struct PolicyDeleted<'a> {
     pub(super) policy: &'a PolicyName,
+    pub(super) before: Option<&'a PolicySpec>,
 }
 
 impl PolicyDeleted<'_> {
@@ -48,7 +55,10 @@ impl PolicyDeleted<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             policy = %self.policy,
+            before = self.before.map(debug),
             "a policy was deleted"
         );
     }
@@ -58,6 +68,8 @@ impl PolicyDeleted<'_> {
 pub(super) struct SubscriptionChanged<'a> {
     pub(super) user: &'a UserId,
     pub(super) plan: Plan,
+    /// The plan as it was read just before.
+    pub(super) before: Option<Plan>,
 }
 
 impl SubscriptionChanged<'_> {
@@ -66,8 +78,11 @@ impl SubscriptionChanged<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             userId = %self.user,
             plan = %self.plan,
+            before = self.before.map(display),
             "a subscription was changed"
         );
     }
@@ -76,6 +91,7 @@ impl SubscriptionChanged<'_> {
 /// An operator ended a subscription.
 pub(super) struct SubscriptionEnded<'a> {
     pub(super) user: &'a UserId,
+    pub(super) before: Option<Plan>,
 }
 
 impl SubscriptionEnded<'_> {
@@ -84,7 +100,10 @@ impl SubscriptionEnded<'_> {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             userId = %self.user,
+            before = self.before.map(display),
             "a subscription was ended"
         );
     }
@@ -94,6 +113,8 @@ impl SubscriptionEnded<'_> {
 pub(super) struct TierChanged {
     pub(super) tier: Tier,
     pub(super) limits: TierLimits,
+    /// The limits as this server knew them just before.
+    pub(super) before: TierLimits,
 }
 
 impl TierChanged {
@@ -102,8 +123,11 @@ impl TierChanged {
         tracing::info!(
             httpRequestId = ids.http_request_id(),
             traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
             tier = %self.tier,
             limits = ?self.limits,
+            before = ?self.before,
             "a tier was changed"
         );
     }
@@ -180,7 +204,10 @@ mod tests {
     #[test]
     fn a_changed_subscription_is_logged_with_user_and_plan() {
         let user = UserId::parse("alice").unwrap();
-        let lines = capture(|| SubscriptionChanged { user: &user, plan: Plan::ProMonthly }.emit());
+        let lines = capture(|| {
+            SubscriptionChanged { user: &user, plan: Plan::ProMonthly, before: Some(Plan::Free) }.emit()
+        });
         assert!(lines.contains("userId=alice") && lines.contains("plan=PRO_MONTHLY"), "{lines}");
+        assert!(lines.contains("before=FREE"), "{lines}");
     }
 }

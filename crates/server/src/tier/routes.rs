@@ -136,8 +136,9 @@ pub(crate) async fn put_subscription(
 ) -> Result<Json<SubscriptionResponse>, ApiError> {
     let user = parse_user(user)?;
     let plan: Plan = request.plan.parse().map_err(|problem| ApiError::invalid_field("plan", problem))?;
+    let before = app.tier.subscription(&user).await?.map(|subscription| subscription.plan);
     let subscription = app.tier.put_subscription(&user, plan).await?;
-    SubscriptionChanged { user: &user, plan }.emit();
+    SubscriptionChanged { user: &user, plan, before }.emit();
     Ok(Json(describe_subscription(&subscription)))
 }
 
@@ -195,10 +196,11 @@ pub(crate) async fn delete_subscription(
     user: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_user(user)?;
+    let before = app.tier.subscription(&user).await?.map(|subscription| subscription.plan);
     if !app.tier.delete_subscription(&user).await? {
         return Err(no_subscription(&user));
     }
-    SubscriptionEnded { user: &user }.emit();
+    SubscriptionEnded { user: &user, before }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -267,7 +269,7 @@ pub(crate) async fn put_tier(
     );
     let limits = limits.map_err(|problem| ApiError::invalid_field("tier", problem))?;
     app.tier.put_tier(tier, limits).await?;
-    TierChanged { tier, limits }.emit();
+    TierChanged { tier, limits, before: current }.emit();
     Ok(Json(describe_tier(tier, &limits)))
 }
 

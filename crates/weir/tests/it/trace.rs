@@ -188,51 +188,102 @@ async fn the_line_behind_a_503_names_its_answer() {
     assert_eq!(lines_with(&weir, id).len(), 1, "exactly one line");
 }
 
-#[tokio::test]
-async fn each_change_by_an_operator_is_one_log_line() {
-    let running = Running::start_with(Store::Embedded, &[("WEIR_ROLES", "api")]).await;
-    let operator = running.operator().with_header("traceparent", &traceparent());
+/// A change by an operator: the call, what its log line says, a value of it, and a value before it.
+type Change = (Method, &'static str, Value, &'static str, &'static str, Option<&'static str>);
+
+fn changes() -> Vec<Change> {
     let product = json!({
         "sku": "W-1", "productName": "Widget", "initialStock": 5,
         "startTime": "2099-01-01T00:00:00.000Z", "endTime": "2099-01-02T00:00:00.000Z",
     });
-    let policy = json!({"kind": "fixed_window", "limit": 5, "window": "PT1M"});
-    let tier = json!({"requestsPerMinute": 11, "burstCapacity": 12, "dailyLimit": 13});
-    let quota = json!({"userId": "alice", "rateLimit": 17, "timeWindow": 3});
-    let slot = json!({"configName": "slow", "maxPerWindow": 19, "windowSize": "PT4S"});
-    let none = Value::Null;
-    let changes = [
-        (Method::POST, "/api/v1/products", product, "a product was created", "Widget"),
-        (Method::PUT, "/api/v1/products/W-1", json!({"initialStock": 7}), "a product was changed", "7"),
-        (Method::DELETE, "/api/v1/products/W-1", none.clone(), "a product was deleted", "W-1"),
-        (Method::PUT, "/admin/policies/p1", policy, "a policy was changed", "FixedWindow"),
-        (Method::DELETE, "/admin/policies/p1", none.clone(), "a policy was deleted", "p1"),
-        (Method::PUT, "/admin/tiers/free", tier, "a tier was changed", "13"),
-        (
-            Method::PUT,
-            "/admin/subscriptions/bob",
-            json!({"plan": "PRO_MONTHLY"}),
-            "a subscription was changed",
-            "PRO_MONTHLY",
-        ),
-        (Method::DELETE, "/admin/subscriptions/bob", none.clone(), "a subscription was ended", "bob"),
-        (Method::POST, "/api/config", quota, "a quota was configured", "17"),
-        (Method::DELETE, "/api/config/alice", none.clone(), "a quota was deleted", "alice"),
-        (Method::POST, "/admin/rate-limit/config", slot, "a slot config was changed", "19"),
-        (Method::DELETE, "/admin/rate-limit/config/slow", none, "a slot config was deactivated", "slow"),
-    ];
-    for (method, path, body, said, value) in changes {
-        let (headers, body) = match &body {
-            Value::Null => (&[][..], String::new()),
-            body => (&[("content-type", "application/json")][..], body.to_string()),
-        };
-        let answer = operator.request(method.clone(), path, headers, body).await.unwrap();
-        assert!(answer.status < 300, "{method} {path}: {:?}", answer.body);
-        let id = answer.header("x-request-id").unwrap();
-        let line = line_with(&running.weir, &[id]).await;
-        assert_eq!(line["message"], said, "{method} {path}");
-        assert_eq!(line["traceId"], TRACE, "{line}");
-        assert!(line.to_string().contains(value), "{value} in {line}");
-        assert_eq!(lines_with(&running.weir, id).len(), 1, "{method} {path}");
+    let policy = |limit: u32| json!({"kind": "fixed_window", "limit": limit, "window": "PT1M"});
+    let tier = |limit: u32| json!({"requestsPerMinute": 11, "burstCapacity": 12, "dailyLimit": limit});
+    let plan = |plan: &str| json!({"plan": plan});
+    let quota = |limit: u32| json!({"userId": "alice", "rateLimit": limit, "timeWindow": 3});
+    let slot = |max: u32| json!({"configName": "slow", "maxPerWindow": max, "windowSize": "PT4S"});
+    let (post, put, delete) = (Method::POST, Method::PUT, Method::DELETE);
+    let (stock, canary, none) = (json!({"initialStock": 7}), json!({"canaryPercent": 21}), Value::Null);
+    let (products, sku) = ("/api/v1/products", "/api/v1/products/W-1");
+    let (p1, free, bob) = ("/admin/policies/p1", "/admin/tiers/free", "/admin/subscriptions/bob");
+    let (quotas, alice) = ("/api/config", "/api/config/alice");
+    let (configs, slow) = ("/admin/rate-limit/config", "/admin/rate-limit/config/slow");
+    let policy_changed = "a policy was changed";
+    let plan_changed = "a subscription was changed";
+    let quota_changed = "a quota was configured";
+    let slot_changed = "a slot config was changed";
+    let slot_ended = "a slot config was deactivated";
+    let rollout_changed = "the rollout of request was changed";
+    vec![
+        (post.clone(), products, product, "a product was created", "Widget", None),
+        (put.clone(), sku, stock, "a product was changed", "7", Some("initialStock=5")),
+        (delete.clone(), sku, none.clone(), "a product was deleted", "W-1", Some("initialStock=7")),
+        (put.clone(), p1, policy(5), policy_changed, "FixedWindow", None),
+        (put.clone(), p1, policy(6), policy_changed, "6", Some("limit: 5")),
+        (delete.clone(), p1, none.clone(), "a policy was deleted", "p1", Some("limit: 6")),
+        (put.clone(), free, tier(13), "a tier was changed", "13", Some("limit")),
+        (put.clone(), free, tier(14), "a tier was changed", "14", Some("13")),
+        (put.clone(), bob, plan("PRO_MONTHLY"), plan_changed, "PRO_MONTHLY", None),
+        (put.clone(), bob, plan("PRO_YEARLY"), plan_changed, "PRO_YEARLY", Some("PRO_MONTHLY")),
+        (delete.clone(), bob, none.clone(), "a subscription was ended", "bob", Some("PRO_YEARLY")),
+        (post.clone(), quotas, quota(17), quota_changed, "17", None),
+        (post.clone(), quotas, quota(18), quota_changed, "18", Some("rateLimit=17")),
+        (delete.clone(), alice, none.clone(), "a quota was deleted", "alice", Some("rateLimit=18")),
+        (post.clone(), configs, slot(19), slot_changed, "19", None),
+        (post, configs, slot(20), slot_changed, "20", Some("maxPerWindow=19")),
+        (delete, slow, none, slot_ended, "slow", Some("maxPerWindow=20")),
+        (put, "/admin/request/rollout", canary, rollout_changed, "21", Some("100")),
+    ]
+}
+
+async fn expect_one_line(
+    weir: &Weir,
+    client: &Client,
+    (method, path, body, said, value, before): Change,
+) -> Value {
+    let (headers, body) = match &body {
+        Value::Null => (&[][..], String::new()),
+        body => (&[("content-type", "application/json")][..], body.to_string()),
+    };
+    let answer = client.request(method.clone(), path, headers, body).await.unwrap();
+    assert!(answer.status < 300, "{method} {path}: {:?}", answer.body);
+    let id = answer.header("x-request-id").unwrap();
+    let line = line_with(weir, &[id]).await;
+    assert_eq!((&line["message"], &line["traceId"]), (&json!(said), &json!(TRACE)), "{method} {path}");
+    assert!(line.to_string().contains(value), "{value} in {line}");
+    match before {
+        Some(before) => assert!(line["before"].as_str().unwrap().contains(before), "{before} in {line}"),
+        None => assert_eq!(line["before"], Value::Null, "{line}"),
+    }
+    assert_eq!(lines_with(weir, id).len(), 1, "{method} {path}");
+    line
+}
+
+#[tokio::test]
+async fn each_change_by_an_operator_is_one_log_line() {
+    // Anonymous callers may otherwise change quotas on a loopback address.
+    let settings = [("WEIR_ROLES", "api"), ("WEIR_ALLOW_ANONYMOUS", "false")];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
+    let claims = Claims {
+        sub: "a@b.c".into(),
+        exp: FAR_FUTURE,
+        tenant_id: Some("acme".into()),
+        scope: Some("admin".into()),
+    };
+    let token = jwt::sign(&secret, &claims).unwrap();
+    let by_token =
+        Client::new(running.weir.base_url()).with_header("authorization", &format!("Bearer {token}"));
+    let callers =
+        [(running.operator(), json!("admin key"), Value::Null), (by_token, json!("admin"), json!("acme"))];
+    for (client, scope, tenant) in callers {
+        let client = client.with_header("traceparent", &traceparent());
+        for change in changes() {
+            let line = expect_one_line(&running.weir, &client, change).await;
+            assert_eq!((&line["callerScope"], &line["tenantId"]), (&scope, &tenant), "{line}");
+            assert!(!line.to_string().contains(&token), "no credentials: {line}");
+        }
+        // The next caller finds the rollout as it was.
+        let rollout = client.put("/admin/request/rollout", &json!({"canaryPercent": 100})).await.unwrap();
+        assert_eq!(rollout.status, 200);
     }
 }

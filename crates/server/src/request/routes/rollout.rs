@@ -72,8 +72,9 @@ pub(crate) async fn put_rollout(
     let canary = request.canary_percent.map(parse_percent).transpose()?;
     let RolloutRequest { processing_enabled, reconciler_enabled, .. } = request;
     let change = RolloutChange { processing_enabled, reconciler_enabled, canary };
+    let before = app.requests.rollout().get().await?;
     let rollout = app.requests.rollout().change(change).await?;
-    RolloutChanged { rollout }.emit();
+    RolloutChanged { rollout, before }.emit();
     Ok(Json(describe(rollout)))
 }
 

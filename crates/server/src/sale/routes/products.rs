@@ -208,9 +208,10 @@ pub(crate) async fn change_product(
     let mut fields = ProductFields { body: &body, wrong: Vec::new() };
     let change = fields.change();
     fields.finish()?;
+    let before = app.sale.product(&sku).await?;
     match app.sale.change(&sku, change).await? {
         ChangeOutcome::Changed(product) => {
-            ProductChanged { product: &product }.emit();
+            ProductChanged { product: &product, before: before.as_ref() }.emit();
             Ok(success(describe(product)).into_response())
         }
         ChangeOutcome::Refused(ChangeError::Terms(problem)) => Err(wrong_terms(problem)),
@@ -240,10 +241,11 @@ pub(crate) async fn delete_product(
     sku: PathParam,
 ) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
+    let before = app.sale.product(&sku).await?;
     if !app.sale.delete(&sku).await? {
         return Err(unknown_product());
     }
-    ProductDeleted { sku: &sku }.emit();
+    ProductDeleted { sku: &sku, before: before.as_ref() }.emit();
     let message = format!("Product {sku} and all associated sale data have been reset.");
     Ok(success(ResetResponse { message }).into_response())
 }

@@ -98,8 +98,9 @@ pub(crate) async fn put_config(
         };
         ApiError::invalid_field(field, problem)
     })?;
+    let before = app.slot.config(&name).await?;
     let config = app.slot.put_config(&name, pace).await?;
-    ConfigChanged { config: &config }.emit();
+    ConfigChanged { config: &config, before: before.as_ref() }.emit();
     Ok(Json(describe(config)))
 }
 
@@ -255,10 +256,11 @@ pub(crate) async fn deactivate_config(
     name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_path(name)?;
+    let before = app.slot.config(&name).await?;
     if !app.slot.deactivate(&name).await? {
         return Err(unknown_config(&name));
     }
-    ConfigDeactivated { name: &name }.emit();
+    ConfigDeactivated { name: &name, before: before.as_ref() }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -156,11 +156,12 @@ pub(crate) async fn put_policy(
     let name = parse_name(name)?;
     let spec =
         fields(request)?.into_spec().map_err(|error| ApiError::invalid_field(error.field, error.problem))?;
+    let before = app.tier.policy(name.as_str());
     let Some(policy) = app.tier.put_policy(&name, &spec).await? else {
         let message = format!("There are {POLICIES_MAX} policies already; delete one that is not used");
         return Err(ApiError::conflict("TOO_MANY_POLICIES", message));
     };
-    PolicyChanged { policy: &name, limit: &spec.limit }.emit();
+    PolicyChanged { policy: &name, spec: &spec, before: before.as_ref().map(|policy| &policy.spec) }.emit();
     Ok(Json(describe(&policy)))
 }
 
@@ -228,10 +229,11 @@ pub(crate) async fn delete_policy(
     name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_name(name)?;
+    let before = app.tier.policy(name.as_str());
     if !app.tier.delete_policy(&name).await? {
         return Err(unknown_policy(name.as_str()));
     }
-    PolicyDeleted { policy: &name }.emit();
+    PolicyDeleted { policy: &name, before: before.as_ref().map(|policy| &policy.spec) }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 
