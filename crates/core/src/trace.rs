@@ -49,6 +49,11 @@ impl TraceId {
         Self(number.to_be_bytes())
     }
 
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+
     fn parse(digits: &[u8]) -> Option<Self> {
         read_hex(digits).filter(|bytes| *bytes != [0; 16]).map(Self)
     }
@@ -60,6 +65,11 @@ impl SpanId {
     pub const fn from_number(number: u64) -> Self {
         let number = if number == 0 { 1 } else { number };
         Self(number.to_be_bytes())
+    }
+
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 8] {
+        self.0
     }
 
     fn parse(digits: &[u8]) -> Option<Self> {

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use weir_core::{SpanId, TraceContext};
 use weir_store::quota::{AcceptedMessage, EnqueueOutcome, TOPIC};
+use weir_store::spans::{Span, SpanKind};
 use weir_store::{Error, Result};
 
 use crate::sms;
@@ -62,7 +63,9 @@ pub async fn publish_accepted(
             ..OutgoingEvent::new(message.user.as_str(), sms::encode(message))
         })
         .collect();
+    let spans: Vec<Span> = accepted.iter().filter_map(publish_span).collect();
     let outcomes = publisher.publish(TOPIC, events).await;
+    drop(spans);
     outcomes
         .into_iter()
         .map(|outcome| match outcome {
@@ -76,10 +79,20 @@ pub async fn publish_accepted(
 /// The trace of a message. The event's span is named by the random part of the message's id.
 fn trace_headers(message: &AcceptedMessage<'_>) -> Vec<(&'static str, String)> {
     let Some(TraceContext { parent, state }) = message.trace else { return Vec::new() };
-    let (_, random) = message.message_id.as_uuid().as_u64_pair();
-    let mut headers = vec![("traceparent", parent.in_span(SpanId::from_number(random)).to_string())];
+    let mut headers = vec![("traceparent", parent.in_span(event_span(message)).to_string())];
     headers.extend(state.as_ref().map(|state| ("tracestate", state.to_string())));
     headers
+}
+
+fn event_span(message: &AcceptedMessage<'_>) -> SpanId {
+    let (_, random) = message.message_id.as_uuid().as_u64_pair();
+    SpanId::from_number(random)
+}
+
+/// The span that the event's headers name, below the call that sent the message.
+fn publish_span(message: &AcceptedMessage<'_>) -> Option<Span> {
+    let parent = message.trace.as_ref()?.parent;
+    Span::begin_as(event_span(message), parent, "publish sms-outbound", SpanKind::Producer)
 }
 
 /// Logs why a message was not confirmed; the caller gets only the outcome.

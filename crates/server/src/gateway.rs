@@ -30,6 +30,7 @@ use hyper::upgrade::OnUpgrade;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use weir_store::spans::{Span, SpanKind};
 
 use self::events::AiCallFailed;
 use self::headers::UpstreamHeaders;
@@ -179,9 +180,16 @@ impl Gateway {
         let is_head = request.method() == Method::HEAD;
         let (parts, body) = request.into_parts();
         let (body, progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
-        let request = self.upstream_request(upstream, identity, parts, body, upgrade.is_some());
+        let span = Span::begin_current("upstream", SpanKind::Client);
+        let request =
+            self.upstream_request(upstream, identity, parts, body, upgrade.is_some(), span.as_ref());
         let exchange = self.wait_for_response(upstream.exchange(request), identity.peer, &progress);
-        let (response, connection) = exchange.await.map_err(|error| prefer_upload_fault(error, &progress))?;
+        let answer = exchange.await;
+        // The span ends with the head of the response: the body may take as long as its reader.
+        if let (Some(mut span), Err(_)) = (span, &answer) {
+            span.fail();
+        }
+        let (response, connection) = answer.map_err(|error| prefer_upload_fault(error, &progress))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return self.open_tunnel(response, connection, upgrade);
         }
@@ -201,6 +209,7 @@ impl Gateway {
         mut parts: Parts,
         body: RequestBody,
         is_upgrade: bool,
+        span: Option<&Span>,
     ) -> Request<RequestBody> {
         let accepts_trailers = headers::accepts_trailers(&parts.headers);
         let had_length = parts.headers.contains_key(CONTENT_LENGTH);
@@ -215,7 +224,7 @@ impl Gateway {
         };
         upstream_headers.apply(&mut parts.headers, &parts.uri);
         if let Some(context) = RequestContext::current() {
-            context.write_headers(&mut parts.headers);
+            context.write_headers(&mut parts.headers, span);
         }
         if is_upgrade {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

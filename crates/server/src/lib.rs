@@ -43,6 +43,7 @@ use crate::routes::routes;
 use crate::settings::Settings;
 use crate::settings::source::SettingError;
 use crate::settings::store::BrokerChoice;
+use crate::telemetry::span_export::{self, SpanExport};
 use crate::tls::Tls;
 
 /// Why a server did not start.
@@ -68,6 +69,8 @@ pub struct Server {
     grpc: Option<(SocketAddr, JoinHandle<()>)>,
     http: HttpServer,
     workers: TaskTracker,
+    /// Sends spans, if a collector is set.
+    span_export: Option<SpanExport>,
 }
 
 impl Server {
@@ -109,6 +112,7 @@ impl Server {
             None
         };
         let app = App::new(settings, auth, keys, engines);
+        let span_export = span_export::start(&app.settings.traces, &app.metrics)?;
         if app.settings.process.roles.api {
             engines::retry_at_start(|| app.tier.load()).await?;
         }
@@ -120,7 +124,7 @@ impl Server {
         if let Some(tls) = tls {
             tokio::spawn(tls.follow_files(app.shutdown.closing().clone()));
         }
-        Ok(Self { app, address, grpc, http, workers })
+        Ok(Self { app, address, grpc, http, workers, span_export })
     }
 
     /// The address of the HTTP API.
@@ -186,6 +190,9 @@ impl Server {
         self.app.sale.drain().await;
         self.workers.wait().await;
         self.http.stop_threads().await;
+        if let Some(span_export) = self.span_export {
+            span_export.stop().await;
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod process;
 pub mod source;
 pub mod store;
 pub mod tls;
+pub(crate) mod traces;
 
 use std::path::PathBuf;
 
@@ -43,6 +44,7 @@ pub struct Settings {
     pub sale: SaleSettings,
     pub edge: edge::EdgeSettings,
     pub log: log::LogSettings,
+    pub traces: traces::TraceSettings,
     /// The settings file, if it contains a URL with a password.
     pub file_with_secrets: Option<PathBuf>,
     /// `WEIR_…` variables that this version does not know.
@@ -70,6 +72,7 @@ impl Settings {
             sale: SaleSettings::read(&mut reader)?,
             edge: edge::EdgeSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
+            traces: traces::TraceSettings::read(&mut reader)?,
             file_with_secrets: reader.file_with_secrets(),
             unknown_variables: Vec::new(),
         };

@@ -8,3 +8,4 @@ pub mod log_writer;
 pub mod logs;
 pub(crate) mod metrics;
 pub(crate) mod request_context;
+pub(crate) mod span_export;

@@ -1,4 +1,5 @@
-//! How long calls of an engine take. Each engine creates its own and passes clones to its parts.
+//! How long calls of an engine take, as histograms and as spans of the trace that they belong to. Each engine creates its own
+//! and passes clones to its parts.
 
 use std::fmt;
 use std::time::Instant;
@@ -7,6 +8,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::spans::{self, Span, SpanKind};
 
 /// Bucket bounds in seconds.
 const BUCKETS: [f64; 16] =
@@ -61,7 +64,13 @@ pub struct CallTimer<'a> {
 
 impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
-        let labels = CallLabels { call: self.call };
+        let Self { calls, call, started } = self;
+        // Looked up at the end: a batch has its span once the engine has taken it.
+        if let Some(parent) = spans::current() {
+            let span = Span::begin(parent, format!("{} {call}", calls.engine), SpanKind::Client);
+            drop(span.map(|span| span.since(*started)));
+        }
+        let labels = CallLabels { call };
         self.calls.seconds.get_or_create(&labels).observe(self.started.elapsed().as_secs_f64());
     }
 }
@@ -76,7 +85,7 @@ mod tests {
     fn calls_are_timed_by_kind_also_when_they_fail_or_are_dropped() {
         let calls = EngineCalls::new("engine");
         drop(calls.start("read"));
-        drop(calls.clone().start("read"));
+        drop(calls.start("read"));
         drop(calls.start("write"));
         let (mut registry, mut shown) = (Registry::default(), String::new());
         calls.register(&mut registry);

@@ -38,7 +38,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use weir_core::TraceParent;
 
+use crate::spans::{self, BatchSpan, batch_scope};
 use crate::{Error, Result, shard};
 
 /// How often within the timeout a lane checks for calls that have waited too long.
@@ -132,7 +134,8 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
         let lane = &self.lanes[usize::from(shard::of(key, count))];
         let (sender, outcome) = oneshot::channel();
-        let reply = Reply { sender, runtime: Handle::current(), queued_at: Instant::now() };
+        let reply =
+            Reply { sender, runtime: Handle::current(), queued_at: Instant::now(), span: spans::current() };
         lane.add(Call { command, reply })?;
         // Every call is answered. A dropped sender means that the lane's runtime is shutting down.
         outcome.await.unwrap_or(Err(Error::ShuttingDown))
@@ -223,9 +226,18 @@ where
             }
             // Tasks on this thread that are ready to submit get into this batch.
             tokio::task::yield_now().await;
+            let span = BatchSpan::new();
+            self.lane.state.lock().offered_span.clone_from(&span);
             let lane = Arc::clone(&self.lane) as Arc<dyn TakeBatch<C>>;
             let (run, batch) = (self.run.clone(), Batch(BatchSource::Lane(lane, number)));
-            let mut batch = Box::pin(async move { (number, run_batch(&run, batch).await) });
+            let name = self.lane.name;
+            let mut batch = Box::pin(batch_scope(span.clone(), async move {
+                let outcomes = run_batch(&run, batch).await;
+                if let Some(span) = span {
+                    span.finish(name, !matches!(outcomes, Some(Ok(_))));
+                }
+                (number, outcomes)
+            }));
             // Polled once here, so that batches reach the engine in the order of their numbers.
             match futures_util::poll!(&mut batch) {
                 Poll::Ready((number, outcomes)) => self.lane.finish(number, outcomes),
@@ -260,6 +272,8 @@ struct LaneState<C, R> {
     waiting: VecDeque<Call<C, R>>,
     /// The number of the batch that the engine has not taken yet. It gets the calls that arrive until then.
     offered: Option<u64>,
+    /// The span of that batch, while spans are recorded.
+    offered_span: Option<Arc<BatchSpan>>,
     /// The callers of each batch that was taken, by its number.
     running: Vec<(u64, Vec<Option<Reply<R>>>)>,
     is_closed: bool,
@@ -278,6 +292,8 @@ struct Reply<R> {
     /// The caller's runtime.
     runtime: Handle,
     queued_at: Instant,
+    /// The span of the caller, if it is sampled.
+    span: Option<TraceParent>,
 }
 
 impl<R> Reply<R> {
@@ -289,8 +305,13 @@ impl<R> Reply<R> {
 
 impl<C, R: Send + 'static> Lane<C, R> {
     fn new(name: &'static str, settings: LaneSettings, metrics: LaneMetrics) -> Self {
-        let state =
-            LaneState { waiting: VecDeque::new(), offered: None, running: Vec::new(), is_closed: false };
+        let state = LaneState {
+            waiting: VecDeque::new(),
+            offered: None,
+            offered_span: None,
+            running: Vec::new(),
+            is_closed: false,
+        };
         Self { name, settings, metrics, state: Mutex::new(state), arrived: Notify::new() }
     }
 
@@ -361,7 +382,7 @@ impl<C, R: Send + 'static> Lane<C, R> {
         state.offered = None;
         let size = self.settings.batch_max.max(1).min(state.waiting.len());
         let oldest = state.waiting.front().map(|call| call.reply.queued_at.elapsed());
-        let (commands, replies): (Vec<_>, Vec<_>) = state
+        let (commands, replies): (Vec<_>, Vec<Option<Reply<R>>>) = state
             .waiting
             .drain(..size)
             .filter(|call| !call.reply.sender.is_closed())
@@ -369,6 +390,10 @@ impl<C, R: Send + 'static> Lane<C, R> {
             .unzip();
         self.metrics.abandoned.inc_by((size - replies.len()) as u64);
         self.metrics.depth.set(i64::try_from(state.waiting.len()).unwrap_or(i64::MAX));
+        if let Some(span) = state.offered_span.take() {
+            let calls = replies.iter().flatten().map(|reply| (reply.span.as_ref(), reply.queued_at));
+            span.take(self.name, calls);
+        }
         if !commands.is_empty() {
             self.metrics.batch_size.observe(commands.len() as f64);
             self.metrics.wait_seconds.observe(oldest.unwrap_or_default().as_secs_f64());

@@ -17,6 +17,7 @@ pub mod request;
 pub mod sale;
 pub mod shard;
 pub mod slot;
+pub mod spans;
 pub mod throttle;
 pub mod tier;
 pub mod writer_metrics;

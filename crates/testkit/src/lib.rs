@@ -9,6 +9,7 @@ pub mod http;
 pub mod https;
 pub mod kafka;
 pub mod key_server;
+pub mod otlp;
 pub mod ports;
 pub mod postgres;
 pub mod process;

@@ -108,6 +108,7 @@ impl Router {
         let context = RequestContext::new(request.headers(), id.clone());
         let trace_id = context.trace_id();
         let (matched, route) = self.find(&method, request.uri().path());
+        let mut span = context.begin_span(&method, route);
         let errors = matched.error_format();
         let admitted = self.admit(peer, &matched, &request);
         let answered = async {
@@ -130,6 +131,12 @@ impl Router {
         headers.insert(REQUEST_ID, id);
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         self.app.metrics.record_request(&method, route, response.status(), started.elapsed());
+        if let Some(span) = &mut span {
+            span.describe("http.response.status_code", response.status().as_str().to_owned());
+            if response.status().is_server_error() {
+                span.fail();
+            }
+        }
         response
     }
 

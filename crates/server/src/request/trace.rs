@@ -6,6 +6,7 @@
 use http::HeaderMap;
 use weir_core::RequestId;
 use weir_core::trace::{SpanId, TraceContext, TraceId, TraceParent};
+use weir_store::spans::{Span, SpanKind};
 
 use crate::telemetry::request_context::write_stored;
 
@@ -13,13 +14,25 @@ pub(super) fn trace_id(id: RequestId, stored: Option<&TraceContext>) -> TraceId 
     stored.map_or_else(|| TraceId::from_number(id.as_uuid().as_u128()), |trace| trace.parent.trace_id)
 }
 
-/// Writes the trace into the headers of a call about a request.
-pub(super) fn write_headers(headers: &mut HeaderMap, id: RequestId, stored: Option<&TraceContext>) {
+/// Begins the span of a call about a request, if its trace is sampled.
+pub(super) fn begin_call(stored: Option<&TraceContext>, name: &'static str, id: RequestId) -> Option<Span> {
+    let mut span = Span::begin(stored?.parent, name, SpanKind::Client)?;
+    span.describe("weir.request_id", id.to_string());
+    Some(span)
+}
+
+/// Writes the trace into the headers of a call about a request. `span` is that of the call, if it is recorded.
+pub(super) fn write_headers(
+    headers: &mut HeaderMap,
+    id: RequestId,
+    stored: Option<&TraceContext>,
+    span: Option<&Span>,
+) {
     match stored {
-        Some(trace) => write_stored(headers, trace),
+        Some(trace) => write_stored(headers, trace, span),
         None => {
             let parent = TraceParent::begin(trace_id(id, None), SpanId::from_number(0));
-            write_stored(headers, &TraceContext { parent, state: None });
+            write_stored(headers, &TraceContext { parent, state: None }, span);
         }
     }
 }
@@ -32,7 +45,7 @@ mod tests {
 
     fn sent(id: RequestId, stored: Option<&TraceContext>) -> (TraceParent, HeaderMap) {
         let mut headers = HeaderMap::new();
-        write_headers(&mut headers, id, stored);
+        write_headers(&mut headers, id, stored, None);
         (TraceParent::parse(headers["traceparent"].as_bytes()).unwrap(), headers)
     }
 

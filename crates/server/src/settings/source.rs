@@ -35,6 +35,10 @@ const ENVIRONMENT_ONLY: [&str; 7] = [
     "sale.challenge_secret",
 ];
 
+/// Variables that many programs know, and the settings that they stand for. The `WEIR_…` variable wins.
+const ALIASES: [(&str, &str); 2] =
+    [("traces.otlp_endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT"), ("traces.service_name", "OTEL_SERVICE_NAME")];
+
 /// The file that is read if it exists and no other is named.
 const DEFAULT_FILE: &str = "weir.toml";
 
@@ -43,7 +47,7 @@ const DEFAULT_FILE: &str = "weir.toml";
 pub struct Sources {
     /// Values of flags, by dotted name.
     pub flags: BTreeMap<&'static str, String>,
-    /// The environment's `WEIR_…` variables.
+    /// The environment's `WEIR_…` variables, and those of other names that stand for settings.
     pub environment: BTreeMap<String, String>,
     /// The file's values, by dotted name, and where it is.
     pub file: Option<(PathBuf, BTreeMap<String, String>)>,
@@ -55,7 +59,7 @@ impl Sources {
     pub fn from_process(flags: BTreeMap<&'static str, String>) -> Result<Self, SettingError> {
         let environment: BTreeMap<_, _> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .filter(|(name, _)| name.starts_with("WEIR_"))
+            .filter(|(name, _)| name.starts_with("WEIR_") || is_alias(name))
             .collect();
         let named = flags.get("config").or_else(|| environment.get("WEIR_CONFIG")).map(PathBuf::from);
         let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
@@ -163,6 +167,12 @@ impl SettingsReader {
         if let Some(text) = self.sources.environment.get(&variable) {
             return Ok(Some((variable, text.clone())));
         }
+        let alias = ALIASES.iter().find(|(setting, _)| *setting == key);
+        if let Some((alias, text)) =
+            alias.and_then(|(_, alias)| self.sources.environment.get_key_value(*alias))
+        {
+            return Ok(Some((alias.clone(), text.clone())));
+        }
         let Some((path, values)) = &self.sources.file else {
             return Ok(None);
         };
@@ -210,7 +220,9 @@ impl SettingsReader {
     pub fn unknown_variables(&self) -> Vec<String> {
         let known: BTreeSet<String> = self.known.iter().map(|key| variable(key)).collect();
         let variables = self.sources.environment.keys();
-        variables.filter(|name| !known.contains(*name) && !name.starts_with("WEIR_TEST_")).cloned().collect()
+        let is_unknown =
+            |name: &&String| !known.contains(*name) && !name.starts_with("WEIR_TEST_") && !is_alias(name);
+        variables.filter(is_unknown).cloned().collect()
     }
 
     /// Fails with the first name in the file that is not a setting, most likely because it is misspelled.
@@ -236,6 +248,10 @@ fn has_password(text: &str) -> bool {
     let credentials = authority.rsplit_once('@').map(|(credentials, _host)| credentials);
     let password = credentials.and_then(|credentials| credentials.split_once(':'));
     password.is_some_and(|(_user, password)| !password.is_empty()) || rest.contains("password=")
+}
+
+fn is_alias(variable: &str) -> bool {
+    ALIASES.iter().any(|(_, alias)| *alias == variable)
 }
 
 /// Returns the name of a setting in the environment. TLS is the listeners', so its variables leave out `HTTP`.

@@ -26,6 +26,7 @@ use crate::quota::metrics::QuotaMetrics;
 use crate::request::metrics::RequestMetrics;
 use crate::sale::metrics::SaleMetrics;
 use crate::slot::metrics::SlotMetrics;
+use crate::telemetry::labels::{OutcomeLabels, method_label};
 use crate::tier::metrics::TierMetrics;
 
 /// All metrics of the process, and the registry that prints them.
@@ -56,6 +57,7 @@ pub struct Metrics {
     /// Open event streams and long polls.
     pub long_lived: Gauge,
     shortages: Family<ShortageLabels, Counter>,
+    spans: Family<OutcomeLabels, Counter>,
 }
 
 /// A resource that ran out, so that a request was refused.
@@ -103,16 +105,7 @@ impl EncodeLabelValue for MethodLabel {
 
 impl MethodLabel {
     fn new(method: &Method) -> Self {
-        Self(match *method {
-            Method::GET => "GET",
-            Method::POST => "POST",
-            Method::PUT => "PUT",
-            Method::DELETE => "DELETE",
-            Method::HEAD => "HEAD",
-            Method::OPTIONS => "OPTIONS",
-            Method::PATCH => "PATCH",
-            _ => "other",
-        })
+        Self(method_label(method))
     }
 }
 
@@ -164,6 +157,7 @@ impl Metrics {
             buffered_bytes: Gauge::default(),
             long_lived: Gauge::default(),
             shortages: Family::default(),
+            spans: Family::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
@@ -197,6 +191,9 @@ impl Metrics {
         r.register("http_long_lived", long_lived, self.long_lived.clone());
         let shortages = "Requests refused because a resource ran out: memory, connections or streams";
         r.register("http_shortages", shortages, self.shortages.clone());
+        let spans =
+            "Spans of sampled traces, by what became of them: exported, dropped for lack of room, or failed";
+        r.register("trace_spans", spans, self.spans.clone());
         r.register("lane_batch_size", "Commands in each batch", self.lane_batch_size.clone());
         let wait = "Wait of the oldest command of each batch, in seconds";
         r.register("lane_wait_seconds", wait, self.lane_wait_seconds.clone());
@@ -235,6 +232,12 @@ impl Metrics {
         let labels = RequestLabels { method: MethodLabel::new(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
+    }
+
+    /// Returns the counter of spans with an outcome, one of a fixed set of words.
+    #[must_use]
+    pub(crate) fn spans(&self, outcome: &'static str) -> Counter {
+        self.spans.get_or_create_owned(&OutcomeLabels { outcome })
     }
 
     /// Counts a refused request.

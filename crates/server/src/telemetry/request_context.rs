@@ -5,9 +5,12 @@
 
 use std::sync::OnceLock;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tracing::field::DisplayValue;
 use weir_core::trace::{SpanId, TRACESTATE_BYTES_MAX, TraceContext, TraceId, TraceParent};
+use weir_store::spans::{self, Span, SpanKind};
+
+use super::labels::method_label;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -22,6 +25,8 @@ pub(crate) struct RequestContext {
     http_request_id: HeaderValue,
     /// The caller's trace, or a new one, in the span of this call.
     parent: TraceParent,
+    /// The span that the caller names.
+    remote: Option<SpanId>,
     state: Option<HeaderValue>,
     caller: OnceLock<Caller>,
 }
@@ -44,23 +49,26 @@ impl RequestContext {
     #[must_use]
     pub(crate) fn new(headers: &HeaderMap, http_request_id: HeaderValue) -> Self {
         let span = random_span();
-        match read_parent(headers) {
-            Some(parent) => Self {
-                http_request_id,
-                parent: parent.in_span(span),
-                state: read_state(headers),
-                caller: OnceLock::new(),
-            },
+        let (parent, remote, state) = match read_parent(headers) {
+            Some(parent) => (parent.in_span(span), Some(parent.span_id), read_state(headers)),
             None => {
                 let trace = TraceId::from_number(fastrand::u128(..));
-                Self {
-                    http_request_id,
-                    parent: TraceParent::begin(trace, span),
-                    state: None,
-                    caller: OnceLock::new(),
-                }
+                let begun = TraceParent::begin(trace, span);
+                (TraceParent { is_sampled: spans::samples(trace), ..begun }, None, None)
             }
-        }
+        };
+        Self { http_request_id, parent, remote, state, caller: OnceLock::new() }
+    }
+
+    /// Begins the span of this call, if it is sampled and spans are recorded.
+    #[must_use]
+    pub(crate) fn begin_span(&self, method: &Method, route: &'static str) -> Option<Span> {
+        let mut span = Span::begin_known(self.parent, self.remote, "", SpanKind::Server)?;
+        span.rename(format!("{} {route}", method_label(method)));
+        span.describe("http.request.method", method_label(method));
+        span.describe("http.route", route);
+        span.describe("weir.http_request_id", self.http_request_id.to_str().unwrap_or_default().to_owned());
+        Some(span)
     }
 
     /// The context of the current task.
@@ -77,7 +85,8 @@ impl RequestContext {
 
     /// Runs a future in this context.
     pub(crate) fn scope<F: Future>(self, future: F) -> impl Future<Output = F::Output> {
-        CURRENT.scope(self, future)
+        let parent = self.parent;
+        spans::scope(Some(parent), CURRENT.scope(self, future))
     }
 
     #[must_use]
@@ -90,9 +99,9 @@ impl RequestContext {
         TraceContext { parent: self.parent, state: state.map(Into::into) }
     }
 
-    /// Writes the trace into the headers of a call that this one leads to.
-    pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
-        write_headers(headers, self.parent, self.state.clone());
+    /// Writes the trace into the headers of a call that this one leads to, and that `span` is about if it is recorded.
+    pub(crate) fn write_headers(&self, headers: &mut HeaderMap, span: Option<&Span>) {
+        write_headers(headers, self.parent, self.state.clone(), span);
     }
 }
 
@@ -144,15 +153,21 @@ pub(crate) fn inherit<F: Future>(future: F) -> impl Future<Output = F::Output> {
 }
 
 /// Writes a stored trace into the headers of an outgoing call.
-pub(crate) fn write_stored(headers: &mut HeaderMap, trace: &TraceContext) {
+pub(crate) fn write_stored(headers: &mut HeaderMap, trace: &TraceContext, span: Option<&Span>) {
     let state = trace.state.as_ref().and_then(|state| HeaderValue::from_str(state).ok());
-    write_headers(headers, trace.parent, state);
+    write_headers(headers, trace.parent, state, span);
 }
 
 /// Each outgoing call is a span of its own.
-fn write_headers(headers: &mut HeaderMap, parent: TraceParent, state: Option<HeaderValue>) {
+fn write_headers(
+    headers: &mut HeaderMap,
+    parent: TraceParent,
+    state: Option<HeaderValue>,
+    span: Option<&Span>,
+) {
+    let own = span.map_or_else(random_span, |span| span.id().span_id);
     // Hexadecimal digits are always a header's value.
-    if let Ok(value) = HeaderValue::from_bytes(&parent.in_span(random_span()).to_bytes()) {
+    if let Ok(value) = HeaderValue::from_bytes(&parent.in_span(own).to_bytes()) {
         headers.insert(TRACEPARENT, value);
     }
     match state {
@@ -211,7 +226,7 @@ mod tests {
         let mut spans = vec![traceparent()];
         for _ in 0..2 {
             let mut headers = HeaderMap::from_iter([(TRACESTATE, HeaderValue::from_static("c=3"))]);
-            context.write_headers(&mut headers);
+            context.write_headers(&mut headers, None);
             let parent = headers[TRACEPARENT].to_str().unwrap().to_owned();
             assert!(parent.starts_with(&format!("00-{TRACE}-")) && parent.ends_with("-00"), "{parent}");
             assert!(!spans.contains(&parent), "{parent} is a new span");
@@ -233,7 +248,7 @@ mod tests {
             assert_ne!(one.trace_id().to_string(), TRACE, "{headers:?}");
             assert_ne!(one.trace_id(), other.trace_id());
             let mut sent = HeaderMap::from_iter([(TRACESTATE, HeaderValue::from_static("a=1"))]);
-            one.write_headers(&mut sent);
+            one.write_headers(&mut sent, None);
             assert!(!sent.contains_key(TRACESTATE), "{sent:?}");
         }
     }

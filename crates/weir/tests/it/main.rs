@@ -24,6 +24,7 @@ mod jwks;
 mod kafka;
 mod kafka_security;
 mod operations;
+mod otlp;
 mod outage;
 mod overload;
 mod queue;

@@ -40,7 +40,7 @@ pub(crate) fn traced(weir: &Weir) -> Client {
 }
 
 /// Answers the next call to a listener and returns its head.
-async fn answer_next(listener: &mut Listener, status: &str) -> Head {
+pub(crate) async fn answer_next(listener: &mut Listener, status: &str) -> Head {
     let mut call = listener.next().await;
     let head = call.head().await;
     let length = head.get("content-length").map_or(0, |length| length.parse().unwrap());

@@ -15,6 +15,7 @@ use weir_core::request::breaker::BreakerRules;
 use weir_core::request::retry::CallOutcome;
 use weir_core::{Clock, RequestId, RequestType};
 use weir_store::request::Job;
+use weir_store::spans::Span;
 
 use super::breakers::SharedBreaker;
 use crate::outbound::{
@@ -112,8 +113,13 @@ impl Downstream {
             let outcome = CallOutcome::Answered { status: 200, retry_after: None };
             return DownstreamResponse { outcome, result: Some(payload.into()), problem: None };
         };
+        let mut span = trace::begin_call(job.trace.as_ref(), "downstream", job.id);
         let body = body(job.id, &job.request_type, &payload);
-        match client.post(target, headers(job), body).await {
+        let answer = client.post(target, headers(job, span.as_ref()), body).await;
+        if let Some(span) = &mut span {
+            describe(span, job, &answer);
+        }
+        match answer {
             Ok(OutboundResponse { status, retry_after, body }) => DownstreamResponse {
                 outcome: CallOutcome::Answered { status: status.as_u16(), retry_after },
                 result: Some(body).filter(|body| !body.is_empty()),
@@ -135,7 +141,25 @@ const fn outcome_of(problem: &OutboundError) -> CallOutcome {
     }
 }
 
-fn headers(job: &Job) -> HeaderMap {
+fn describe(span: &mut Span, job: &Job, answer: &Result<OutboundResponse, OutboundError>) {
+    let name = if job.downstream.is_empty() { DEFAULT } else { &*job.downstream };
+    span.describe("weir.downstream", name.to_owned());
+    span.describe("weir.attempt", job.attempt.to_string());
+    match answer {
+        Ok(response) => {
+            span.describe("http.response.status_code", response.status.as_str().to_owned());
+            if !response.status.is_success() {
+                span.fail();
+            }
+        }
+        Err(error) => {
+            span.describe("error.type", error.to_string());
+            span.fail();
+        }
+    }
+}
+
+fn headers(job: &Job, span: Option<&Span>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(7);
     headers.insert(CONTENT_TYPE, JSON);
     headers.insert(ACCEPT, JSON);
@@ -145,7 +169,7 @@ fn headers(job: &Job) -> HeaderMap {
         headers.insert(IDEMPOTENCY_KEY, id.clone());
         headers.insert(REQUEST_ID, id);
     }
-    trace::write_headers(&mut headers, job.id, job.trace.as_ref());
+    trace::write_headers(&mut headers, job.id, job.trace.as_ref(), span);
     headers
 }
 

@@ -75,9 +75,16 @@ impl Webhooks {
         };
         let name = format!("{}-{}", item.id, item.message.position.id);
         let mut headers = self.headers(tenant, &name, &body);
-        trace::write_headers(&mut headers, request.id, request.trace.as_ref());
+        let mut span = trace::begin_call(request.trace.as_ref(), "webhook", request.id);
+        trace::write_headers(&mut headers, request.id, request.trace.as_ref(), span.as_ref());
         let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
         let sent = sent.unwrap_or(Err(OutboundError::TimedOut));
+        if let Some(span) =
+            span.as_mut().filter(|_| !sent.as_ref().is_ok_and(|sent| sent.status.is_success()))
+        {
+            span.fail();
+        }
+        drop(span);
         match &sent {
             Err(OutboundError::TimedOut) => self.unresponsive.add(tenant, receiver, now),
             _ => self.unresponsive.remove(tenant, receiver),
