@@ -17,7 +17,7 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use weir_core::Timestamp;
+use weir_core::{Timestamp, TraceContext};
 use weir_store::Result;
 
 /// A message's position in its topic. All messages of a key are in one shard, ordered by `id`.
@@ -37,6 +37,8 @@ pub struct Message {
     pub payload: Vec<u8>,
     /// How many attempts to deliver it have failed.
     pub attempts: u32,
+    /// The trace that the headers of an event name. Queues in tables keep none.
+    pub trace: Option<TraceContext>,
 }
 
 /// Messages of a topic, leased until `visibility` has passed.

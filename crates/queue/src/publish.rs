@@ -59,7 +59,10 @@ pub async fn publish_accepted(
     let events = accepted
         .iter()
         .map(|message| OutgoingEvent {
-            headers: trace_headers(message),
+            headers: message
+                .trace
+                .as_ref()
+                .map_or_else(Vec::new, |trace| trace_headers(trace, event_span(message))),
             ..OutgoingEvent::new(message.user.as_str(), sms::encode(message))
         })
         .collect();
@@ -76,14 +79,15 @@ pub async fn publish_accepted(
         .collect()
 }
 
-/// The trace of a message. The event's span is named by the random part of the message's id.
-fn trace_headers(message: &AcceptedMessage<'_>) -> Vec<(&'static str, String)> {
-    let Some(TraceContext { parent, state }) = message.trace else { return Vec::new() };
-    let mut headers = vec![("traceparent", parent.in_span(event_span(message)).to_string())];
-    headers.extend(state.as_ref().map(|state| ("tracestate", state.to_string())));
+/// The headers of an event that goes on with a trace, in a span of its own.
+#[must_use]
+pub fn trace_headers(trace: &TraceContext, span: SpanId) -> Vec<(&'static str, String)> {
+    let mut headers = vec![("traceparent", trace.parent.in_span(span).to_string())];
+    headers.extend(trace.state.as_ref().map(|state| ("tracestate", state.to_string())));
     headers
 }
 
+/// The event's span is named by the random part of the message's id.
 fn event_span(message: &AcceptedMessage<'_>) -> SpanId {
     let (_, random) = message.message_id.as_uuid().as_u64_pair();
     SpanId::from_number(random)

@@ -404,6 +404,7 @@ fn read_message(row: &Row) -> Result<Message> {
         key: column(row, 2)?,
         payload: column(row, 3)?,
         attempts: unsigned(column(row, 4)?),
+        trace: None,
     })
 }
 

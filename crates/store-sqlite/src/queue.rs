@@ -407,6 +407,7 @@ impl ClaimScan {
                 key: key.to_owned(),
                 payload: payload.to_vec(),
                 attempts,
+                trace: None,
             });
         }
     }

@@ -62,7 +62,9 @@ pub(super) struct DeadMessage {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        self.message.payload.len() + self.key.len() + size_of::<Self>()
+        let state = self.message.trace.as_ref().and_then(|trace| trace.state.as_ref());
+        let state = state.map_or(0, |state| state.len());
+        self.message.payload.len() + self.key.len() + state + size_of::<Self>()
     }
 
     const fn partition(&self) -> u16 {
@@ -361,7 +363,10 @@ mod tests {
     fn entry(shard: u16, id: i64) -> Entry {
         let position = Position { shard, id };
         let payload = format!("{shard}/{id}").into_bytes();
-        Entry { message: Message { position, key: "k".to_owned(), payload, attempts: 0 }, key: b"k".to_vec() }
+        Entry {
+            message: Message { position, key: "k".to_owned(), payload, attempts: 0, trace: None },
+            key: b"k".to_vec(),
+        }
     }
 
     fn at(shard: u16, id: i64) -> Position {

@@ -23,12 +23,13 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::sync::Notify;
+use weir_core::SpanId;
 use weir_store::{Error, Result};
 
 use self::group::Context;
 use super::in_flight::{DeadMessage, Entry, InFlight, Limits};
 use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
-use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use crate::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
 use crate::{ClaimReceipt, MessageClaim, MessageSource, Position, Settlement};
 
 /// The timeout of a commit.
@@ -228,12 +229,15 @@ impl KafkaSource {
 
 fn dead_letter_event(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> OutgoingEvent {
     let Position { shard, id } = entry.message.position;
-    let headers = vec![
+    let mut headers = vec![
         ("reason", reason),
         ("source-topic", topic.to_owned()),
         ("source-partition", shard.to_string()),
         ("source-offset", id.to_string()),
     ];
+    if let Some(trace) = &entry.message.trace {
+        headers.extend(trace_headers(trace, SpanId::from_number(fastrand::u64(..))));
+    }
     OutgoingEvent { key: entry.key, payload: entry.message.payload, headers }
 }
 

@@ -5,14 +5,14 @@
 //! that state, the reconciler publishes it again; a request is claimed only once even if its id arrives twice or late. A
 //! message is settled as soon as its request is claimed: from then on the lease in the store protects the work.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weir_core::RequestId;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::RequestStatus;
-use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use weir_core::{RequestId, SpanId, TraceContext};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
 use weir_queue::{Message, MessageSource, Settlement};
 use weir_store::request::{ClaimedJobs, RequestStore, SubmitOutcome, SubmitReceipt};
 use weir_store::{Error, Result};
@@ -71,8 +71,11 @@ impl RequestBroker {
     /// Publishes accepted requests and returns those that the broker has confirmed. The others stay `PENDING_ENQUEUE` and are
     /// published again; so do all of them if the store cannot mark them.
     pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
-        let events =
-            ids.iter().map(|id| OutgoingEvent::new(id.to_string(), id.to_string().into_bytes())).collect();
+        // Read for the headers alone: without them the events are as good.
+        let found = self.store.find_summaries(ids).await.unwrap_or_default();
+        let traces: HashMap<RequestId, TraceContext> =
+            found.into_iter().filter_map(|request| Some((request.id, request.trace?))).collect();
+        let events = ids.iter().map(|id| event(*id, traces.get(id))).collect();
         let outcomes = self.publisher.publish(TOPIC, events).await;
         let confirmed: Vec<RequestId> = ids
             .iter()
@@ -116,6 +119,15 @@ pub(crate) struct Reconciliation {
     pub(crate) published: Vec<RequestId>,
     /// Whether there may be more stranded requests.
     pub(crate) has_more: bool,
+}
+
+/// The event's span is named by the random part of the request's id.
+fn event(id: RequestId, trace: Option<&TraceContext>) -> OutgoingEvent {
+    let (_, random) = id.as_uuid().as_u64_pair();
+    OutgoingEvent {
+        headers: trace.map_or_else(Vec::new, |trace| trace_headers(trace, SpanId::from_number(random))),
+        ..OutgoingEvent::new(id.to_string(), id.to_string().into_bytes())
+    }
 }
 
 const fn accepted(outcome: &SubmitOutcome) -> Option<&SubmitReceipt> {

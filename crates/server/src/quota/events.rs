@@ -121,6 +121,7 @@ mod tests {
             key: "alice".into(),
             payload: "x".repeat(1_000).into_bytes(),
             attempts: 0,
+            trace: None,
         };
         let error = std::io::Error::other("expected value");
         let line = capture(|| MessageMalformed { message: &message, error: &error }.emit(&metrics));

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use weir_core::EventId;
+use weir_core::{EventId, SpanId, TraceContext, TraceId, TraceParent};
 use weir_queue::due::{DispatchOutcome, DueSlots, DueStore, encode};
-use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
-use weir_store::{Error, Result};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
+use weir_store::{Error, Result, spans};
 
 use super::events::{DispatchFailed, LeaseExpired};
 use super::metrics::SlotMetrics;
@@ -103,11 +103,21 @@ impl Dispatcher {
     /// Publishes slots and returns how many were confirmed before the first that was not. That one and all after it are
     /// published again, to keep their order.
     async fn publish(&self, publisher: &dyn Publisher, due: &DueSlots) -> usize {
-        let events =
-            due.slots.iter().map(|slot| OutgoingEvent::new(slot.config.as_str(), encode(slot))).collect();
+        let events = due.slots.iter().map(|slot| OutgoingEvent {
+            headers: begin_trace(),
+            ..OutgoingEvent::new(slot.config.as_str(), encode(slot))
+        });
+        let events = events.collect();
         let outcomes = publisher.publish(&self.topic, events).await;
         outcomes.iter().take_while(|outcome| PublishOutcome::is_confirmed(outcome)).count()
     }
+}
+
+/// A trace begins with the event: the call that assigned the slot may be long ago.
+fn begin_trace() -> Vec<(&'static str, String)> {
+    let (trace_id, span) = (TraceId::from_number(fastrand::u128(..)), SpanId::from_number(fastrand::u64(..)));
+    let parent = TraceParent { is_sampled: spans::samples(trace_id), ..TraceParent::begin(trace_id, span) };
+    trace_headers(&TraceContext { parent, state: None }, span)
 }
 
 /// When to claim the next batch.

@@ -287,6 +287,7 @@ mod tests {
             &engines,
         );
         metrics.operations.show_every_gauge();
+        metrics.operations.record_engine("sqlite", true);
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         metrics.request.accept.record("accepted", Duration::ZERO);
         let _ = metrics.lane("request");
@@ -302,8 +303,8 @@ mod tests {
                 ["_bucket", "_count", "_total"].iter().fold(name, |name, end| name.trim_end_matches(end));
             assert!(shown.contains(&format!("# TYPE {family} ")), "{name}");
         }
-        for threshold in ["0.12", "0.25"] {
-            let bucket = format!("weir_request_accept_latency_seconds_bucket{{le=\"{threshold}\"}}");
+        for (histogram, threshold) in [("accept", "0.12"), ("accept", "0.25"), ("read", "0.08")] {
+            let bucket = format!("weir_request_{histogram}_latency_seconds_bucket{{le=\"{threshold}\"}}");
             assert!(
                 shown.contains(&bucket),
                 "a quantile is exact at {threshold} s only if a bucket ends there"

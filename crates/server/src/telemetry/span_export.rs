@@ -52,9 +52,11 @@ pub(crate) struct SpanExport {
 /// Fails when the settings of the collector cannot be used.
 pub(crate) fn start(settings: &TraceSettings, metrics: &Metrics) -> Result<Option<SpanExport>, SettingError> {
     let Some(collector) = &settings.otlp_endpoint else { return Ok(None) };
-    let unusable = |reason: String| SettingError::unusable("traces.otlp_endpoint", collector, reason);
+    // Without user and password.
+    let host = collector.host_str().unwrap_or_default();
+    let unusable = |reason: String| SettingError::unusable("traces.otlp_endpoint", host, reason);
     let target = OutboundTarget::new(collector);
-    let target = target.ok_or_else(|| unusable("it is no URL of a server".to_owned()))?;
+    let target = target.ok_or_else(|| unusable("it is not a valid URL".to_owned()))?;
     let limits = OutboundLimits {
         connect_timeout: EXPORT_TIMEOUT / 2,
         read_timeout: EXPORT_TIMEOUT,

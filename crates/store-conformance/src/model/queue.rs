@@ -52,7 +52,7 @@ impl State {
             } else if messages.len() < max {
                 let position = Position { shard: entry.shard, id };
                 let (key, payload) = (entry.key.clone(), entry.payload.clone());
-                messages.push(Message { position, key, payload, attempts: entry.attempts });
+                messages.push(Message { position, key, payload, attempts: entry.attempts, trace: None });
             }
         }
         messages

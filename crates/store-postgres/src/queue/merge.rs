@@ -56,7 +56,13 @@ mod tests {
     use super::*;
 
     fn message(shard: u16, id: i64) -> Message {
-        Message { position: Position { shard, id }, key: String::new(), payload: Vec::new(), attempts: 0 }
+        Message {
+            position: Position { shard, id },
+            key: String::new(),
+            payload: Vec::new(),
+            attempts: 0,
+            trace: None,
+        }
     }
 
     fn pack(shard: u16, ids: std::ops::Range<i64>) -> Pack {

@@ -120,7 +120,7 @@ impl Pack {
         let messages = ids.clone().zip(pack::read(column(row, 3)?)).map(|(id, message)| {
             let (key, payload) = message.map_err(|cut| Error::failed(ENGINE, cut))?;
             let position = Position { shard: shard.cast_unsigned(), id };
-            Ok(Message { position, key: key.to_owned(), payload: payload.to_vec(), attempts: 0 })
+            Ok(Message { position, key: key.to_owned(), payload: payload.to_vec(), attempts: 0, trace: None })
         });
         let has_delayed = row.len() > 4 && column(row, 4)?;
         let messages = messages.collect::<Result<Vec<_>>>()?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_queue::kafka::{Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings};
 use weir_queue::publish::{OutgoingEvent, Publisher};
-use weir_queue::{MessageSource, Settlement};
+use weir_queue::{Message, MessageSource, Settlement};
 use weir_server::Server;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::settings::Settings;
@@ -272,9 +272,13 @@ fn brokers(broker: &Broker) -> Brokers {
 
 /// Publishes an event to a topic as if from outside Weir.
 pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
+    produce_event(broker, topic, OutgoingEvent::new(key, payload.into())).await;
+}
+
+pub(crate) async fn produce_event(broker: &Broker, topic: &str, event: OutgoingEvent) {
     let settings = PublisherSettings { timeout: TEST_TIMEOUT, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&brokers(broker), settings).expect("a publisher");
-    let results = publisher.publish(topic, vec![OutgoingEvent::new(key, payload.into())]).await;
+    let results = publisher.publish(topic, vec![event]).await;
     assert!(results[0].is_confirmed(), "{results:?}");
 }
 
@@ -284,6 +288,19 @@ pub(crate) async fn consume(
     topic: &str,
     is_complete: impl Fn(&[(String, String)]) -> bool,
 ) -> Vec<(String, String)> {
+    let texts = |messages: &[Message]| -> Vec<(String, String)> {
+        let text = |payload: &[u8]| String::from_utf8_lossy(payload).into_owned();
+        messages.iter().map(|message| (message.key.clone(), text(&message.payload))).collect()
+    };
+    texts(&consume_messages(broker, topic, |messages| is_complete(&texts(messages))).await)
+}
+
+/// As [`consume`], with the traces of the events.
+pub(crate) async fn consume_messages(
+    broker: &Broker,
+    topic: &str,
+    is_complete: impl Fn(&[Message]) -> bool,
+) -> Vec<Message> {
     let dead_letters =
         KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
     let settings = SourceSettings { group: "reader".to_owned(), ..SourceSettings::default() };
@@ -295,8 +312,7 @@ pub(crate) async fn consume(
         source.wait(topic, Duration::from_millis(100)).await;
         let claim = source.claim(topic, 100, TEST_TIMEOUT).await.expect("a claim");
         let done = claim.messages.iter().map(|message| message.position).collect();
-        let text = |payload: &[u8]| String::from_utf8_lossy(payload).into_owned();
-        events.extend(claim.messages.iter().map(|message| (message.key.clone(), text(&message.payload))));
+        events.extend(claim.messages.iter().cloned());
         if !claim.messages.is_empty() {
             let settlement = Settlement { done, ..Settlement::default() };
             source.settle(&claim.receipt, settlement).await.expect("a settlement");

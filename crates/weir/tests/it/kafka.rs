@@ -1,10 +1,11 @@
 //! Quota with Kafka: a send counts when the brokers confirm it, otherwise it is 503; senders share a consumer group.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::json;
+use weir_queue::publish::OutgoingEvent;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::kafka::Broker;
 use weir_testkit::postgres::{self, Database};
@@ -13,8 +14,10 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use crate::fixtures::{
-    TEST_TIMEOUT, configure, consume, deliveries, message, produce, send_in_parallel, weir_with_long_timeouts,
+    TEST_TIMEOUT, configure, consume, consume_messages, deliveries, message, operator, produce,
+    produce_event, send_in_parallel, weir_with_long_timeouts,
 };
+use crate::trace::{STATE, TRACE, traced, traceparent};
 
 /// The timeout of a call (`http.timeout` of the servers here), with a margin for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(11);
@@ -234,6 +237,46 @@ async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
             furthest = furthest.max(numbers.last().map_or(0, |last| last + 1));
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_topic_carries_the_trace_of_what_its_events_are_about() {
+    if skipped() {
+        return;
+    }
+    let broker = Broker::private();
+    let database = postgres::Server::shared().database("kafka").await;
+    let weir = server_with(&database, &broker.url(), "traced", "api,sender,worker")
+        .env("WEIR_SLOT_DISPATCH_TOPIC", "slots-due")
+        .spawn()
+        .await;
+    let client = traced(&weir);
+    wait_until_healthy(&client).await;
+    let operator = operator(&weir);
+    configure(&operator, "traced", 10, 60).await;
+    send_accepted(&client, "traced", "fine").await;
+    let submission = json!({"idempotencyKey": "k", "requestType": "pay", "payload": 1});
+    assert_eq!(client.post("/v1/requests", &submission).await.unwrap().status, 202);
+    let config = json!({"configName": "due", "maxPerWindow": 1, "windowSize": "PT1S"});
+    assert_eq!(operator.post("/admin/rate-limit/config", &config).await.unwrap().status, 200);
+    let slot = json!({"eventId": "e", "configName": "due", "requestedTime": "2026-01-01T00:00:00Z"});
+    assert_eq!(operator.post("/api/v1/slots", &slot).await.unwrap().status, 201);
+    // An event of somebody else, in the same trace, that is given up.
+    let headers = vec![("traceparent", traceparent()), ("tracestate", STATE.to_owned())];
+    let malformed = OutgoingEvent { headers, ..OutgoingEvent::new("traced", b"nonsense".to_vec()) };
+    produce_event(&broker, "sms-outbound", malformed).await;
+
+    let mut spans = HashSet::new();
+    for topic in ["sms-outbound", "request-processing", "sms-outbound.dlq"] {
+        let messages = consume_messages(&broker, topic, |messages| !messages.is_empty()).await;
+        let trace = messages[0].trace.as_ref().unwrap_or_else(|| panic!("{topic} has a trace"));
+        assert_eq!(trace.parent.trace_id.to_string(), TRACE, "{topic}");
+        assert_eq!(trace.state.as_deref(), Some(STATE), "{topic}");
+        assert!(spans.insert(trace.parent.span_id), "{topic} has a span of its own");
+    }
+    let due = consume_messages(&broker, "slots-due", |messages| !messages.is_empty()).await;
+    let begun = due[0].trace.as_ref().expect("a trace begins");
+    assert_ne!(begun.parent.trace_id.to_string(), TRACE);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

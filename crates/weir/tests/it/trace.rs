@@ -13,13 +13,13 @@ use weir_testkit::wait;
 
 use crate::fixtures::{FAR_FUTURE, Running, Store, TEST_TIMEOUT, message, on_each_engine, operator, weir};
 
-const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+pub(crate) const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 /// Not sampled, which is what Weir would not begin a trace with.
 const FLAGS: &str = "00";
-const STATE: &str = "vendor=1,other=2";
+pub(crate) const STATE: &str = "vendor=1,other=2";
 
-fn traceparent() -> String {
+pub(crate) fn traceparent() -> String {
     format!("00-{TRACE}-{SPAN}-{FLAGS}")
 }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use rdkafka::Message as _;
 use rdkafka::consumer::{CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::BorrowedMessage;
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
+use weir_core::TraceContext;
+use weir_core::trace::TRACESTATE_BYTES_MAX;
 
 use super::{Consumer, Entry, Shared, State, list};
 use crate::{Message, Position};
@@ -130,6 +132,18 @@ fn entry(message: &BorrowedMessage<'_>) -> Option<Entry> {
         key: String::from_utf8_lossy(key).into_owned(),
         payload: message.payload().unwrap_or_default().to_vec(),
         attempts: 0,
+        trace: message.headers().and_then(trace),
     };
     Some(Entry { message, key: key.to_vec() })
+}
+
+/// The trace in the headers of an event. As in HTTP, a header that is malformed or there twice counts as none.
+fn trace(headers: &BorrowedHeaders) -> Option<TraceContext> {
+    let only = |name: &str| {
+        let mut values = headers.iter().filter(|header| header.key == name).map(|header| header.value);
+        let first = values.next().flatten()?;
+        values.next().is_none().then(|| std::str::from_utf8(first).ok()).flatten()
+    };
+    let state = only("tracestate").filter(|state| (1..=TRACESTATE_BYTES_MAX).contains(&state.len()));
+    TraceContext::stored(Some(only("traceparent")?), state)
 }

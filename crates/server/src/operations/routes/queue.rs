@@ -233,7 +233,7 @@ fn describe(claim: MessageClaim) -> ClaimResponse {
 }
 
 fn describe_message(message: Message) -> MessageResponse {
-    let Message { position, key, payload, attempts } = message;
+    let Message { position, key, payload, attempts, .. } = message;
     // The dispatcher writes JSON. A payload that somebody edited into something else is shown as text.
     let payload = serde_json::from_slice(&payload)
         .unwrap_or_else(|_not_json| Value::String(String::from_utf8_lossy(&payload).into_owned()));

@@ -59,7 +59,7 @@ impl MessageSource for MemoryBroker {
         let mut waiting = self.messages.lock();
         let count = waiting.len().min(max);
         let position = Position { shard: 0, id: 0 };
-        let message = |payload| Message { position, key: String::new(), payload, attempts: 0 };
+        let message = |payload| Message { position, key: String::new(), payload, attempts: 0, trace: None };
         Ok(MessageClaim {
             messages: waiting.drain(..count).map(message).collect(),
             receipt: ClaimReceipt::default(),
