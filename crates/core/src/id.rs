@@ -88,6 +88,29 @@ name!(
     /// only.
     IdempotencyKey
 );
+/// The first character of a stored text that is not what a caller wrote but its encrypted form or a keyed hash of it. Texts
+/// of callers have no control characters.
+pub const STORED_MARK: char = '\u{1}';
+
+impl IdempotencyKey {
+    /// The form in which a keyed hash of a caller's key is stored in its place.
+    #[must_use]
+    pub fn from_hash(hash: &[u8]) -> Self {
+        let mut text = String::from(STORED_MARK);
+        for byte in hash {
+            // Writing to a string cannot fail.
+            let _ = fmt::Write::write_fmt(&mut text, format_args!("{byte:02x}"));
+        }
+        Self(Arc::from(text))
+    }
+
+    /// Reads a stored key: one that a caller wrote, or the form of [`IdempotencyKey::from_hash`].
+    pub fn from_stored(text: &str) -> Result<Self, NameError> {
+        check_name(text.strip_prefix(STORED_MARK).unwrap_or(text))?;
+        Ok(Self(Arc::from(text)))
+    }
+}
+
 name!(
     /// The kind of work that a request asks for. It selects the downstream.
     RequestType
@@ -173,6 +196,16 @@ mod tests {
         assert!(UserId::parse("ü".repeat(255)).is_ok());
         assert_eq!(UserId::parse("ü".repeat(256)), Err(NameError::TooLong));
         assert_eq!(UserId::parse("x".repeat(256)), Err(NameError::TooLong));
+    }
+
+    #[test]
+    fn a_stored_hash_is_no_key_that_a_caller_could_send() {
+        let stored = IdempotencyKey::from_hash(&[0xab; 32]);
+        assert_eq!(stored.as_str(), format!("\u{1}{}", "ab".repeat(32)));
+        assert_eq!(IdempotencyKey::from_stored(stored.as_str()), Ok(stored.clone()));
+        assert_eq!(IdempotencyKey::parse(stored.as_str()), Err(NameError::Control));
+        assert_eq!(IdempotencyKey::from_stored("a"), IdempotencyKey::parse("a"));
+        assert_eq!(IdempotencyKey::from_stored("\u{1}\u{1}"), Err(NameError::Control));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub mod webhook;
 
 pub use id::{
     ConfigName, EventId, HoldId, IdempotencyKey, MessageId, NameError, PolicyName, RequestId, RequestType,
-    TenantId, UserId,
+    STORED_MARK, TenantId, UserId,
 };
 pub use time::{Clock, ManualClock, Timestamp};
 pub use trace::{SpanId, TraceContext, TraceId, TraceParent};

@@ -245,6 +245,14 @@ pub(crate) async fn retry_at_start<T, F: Future<Output = Result<T>>>(call: impl 
     }
 }
 
+/// Opens the store alone, without cache and broker.
+/// Fails like [`Engines::open`].
+pub(crate) async fn open_store(settings: &Settings) -> Result<Store> {
+    let cache_metrics = CacheMetrics::default();
+    let options = EngineOptions { clock: None, publisher: None, redis: None, cache_metrics: &cache_metrics };
+    Store::open(settings, options).await
+}
+
 /// Limits how long a caller waits for a call to the store.
 pub(crate) async fn within<T>(timeout: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(timeout, call).await {

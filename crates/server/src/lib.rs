@@ -46,6 +46,16 @@ use crate::settings::store::BrokerChoice;
 use crate::telemetry::span_export::{self, SpanExport};
 use crate::tls::Tls;
 
+pub use crate::request::key_rotation::{KeyRotation, KeyUsage, RotationProgress};
+
+/// Opens the store and the keys of requests, for commands that look after the keys.
+/// Fails like [`Server::start`], and when a key would have to be created.
+pub async fn open_keys(settings: &Settings) -> Result<KeyRotation, StartError> {
+    let keys = Keyring::load_existing(&settings.request, &settings.process.data)?;
+    let store = engines::open_store(settings).await.map_err(|error| cannot_open(settings, error))?;
+    Ok(KeyRotation { store: store.requests, keys })
+}
+
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {

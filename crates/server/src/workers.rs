@@ -69,6 +69,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         store: app.engines.requests(),
         source: app.engines.request_source()?,
         keyring: Arc::clone(&app.keys),
+        form: Arc::clone(app.requests.form()),
         clock: Arc::clone(&app.engines.store.steady_clock),
         settings: app.settings.request.clone(),
         metrics: app.metrics.request.work.clone(),

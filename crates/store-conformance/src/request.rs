@@ -150,6 +150,11 @@ macro_rules! request_suite {
                 keys_are_registered_and_removed_by_name_and_digest,
                 requests_sealed_with_a_key_are_found_page_by_page,
                 a_result_sealed_with_a_key_is_found_too,
+                the_index_begins_once_and_keeps_its_last_key,
+                servers_that_begin_the_index_at_once_agree_on_its_key,
+                a_key_from_before_the_index_is_found_under_its_hash,
+                names_of_keys_are_listed_page_by_page,
+                a_field_that_changed_meanwhile_is_not_sealed_again,
                 the_newest_request_is_the_one_accepted_last,
             ],
             wait: [

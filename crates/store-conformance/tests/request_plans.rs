@@ -260,6 +260,7 @@ impl Comparison {
             key: IdempotencyKey::parse(format!("key {key}")).expect("a key"),
             request_type: RequestType::parse("payment").expect("a type"),
             fingerprint: fingerprint(&format!("what {what}")),
+            plain: None,
             payload: sealed(&format!("what {what}")),
             downstream: format!("downstream {}", key % 2),
             callback_url: has_callback.then(|| URL.to_owned()),

@@ -18,8 +18,9 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout,
-    RolloutChange, Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
+    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
+    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -220,6 +221,30 @@ impl RequestStore for Postgres {
 
     async fn newest_request(&self) -> Result<Option<Request>> {
         sealing::newest(self).await
+    }
+
+    async fn key_index(&self) -> Result<KeyIndex> {
+        sealing::key_index(self).await
+    }
+
+    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        sealing::begin_index(self, key).await
+    }
+
+    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
+        sealing::add_index_key(self, key).await
+    }
+
+    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
+        sealing::remove_index_key(self, name, digest).await
+    }
+
+    async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {
+        sealing::names(self, after, limit).await
+    }
+
+    async fn reseal_request(&self, resealed: &ResealedRequest) -> Result<()> {
+        sealing::reseal(self, resealed).await
     }
 }
 

@@ -42,6 +42,9 @@ pub enum Unsuitable {
         /// The encoding of the database or the session.
         encoding: String,
     },
+    /// Its schema is for other versions of Weir.
+    #[error("{0}")]
+    Schema(String),
     /// It may lose commits.
     #[error(
         "the server may lose what it has committed when it crashes, because {settings}; turn that on, or accept the \

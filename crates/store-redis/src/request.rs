@@ -18,8 +18,8 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch,
-    SealingKey, Submit, SubmitOutcome,
+    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
+    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Result};
 
@@ -233,6 +233,30 @@ impl RequestStore for RedisRequests {
 
     async fn newest_request(&self) -> Result<Option<Request>> {
         self.store.newest_request().await
+    }
+
+    async fn key_index(&self) -> Result<KeyIndex> {
+        self.store.key_index().await
+    }
+
+    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        self.store.begin_key_index(key).await
+    }
+
+    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
+        self.store.add_index_key(key).await
+    }
+
+    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
+        self.store.remove_index_key(name, digest).await
+    }
+
+    async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {
+        self.store.sealed_names(after, limit).await
+    }
+
+    async fn reseal_request(&self, resealed: &ResealedRequest) -> Result<()> {
+        self.store.reseal_request(resealed).await
     }
 }
 

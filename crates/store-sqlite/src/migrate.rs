@@ -26,7 +26,8 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0016_tier_spent_journal.sql"),
     include_str!("../migrations/0017_slot_generation.sql"),
     include_str!("../migrations/0018_request_trace.sql"),
-    include_str!("../migrations/0019_dead_letter_topic.sql"),
+    include_str!("../migrations/0019_request_index.sql"),
+    include_str!("../migrations/0020_dead_letter_topic.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

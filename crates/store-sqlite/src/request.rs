@@ -17,8 +17,9 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout,
-    RolloutChange, Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
+    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
+    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -282,6 +283,35 @@ impl RequestStore for Sqlite {
 
     async fn newest_request(&self) -> Result<Option<Request>> {
         self.read(sealing::newest).await
+    }
+
+    async fn key_index(&self) -> Result<KeyIndex> {
+        let now = self.inner.clock.now();
+        self.read(move |connection| sealing::key_index(connection, now)).await
+    }
+
+    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        let (key, now) = (key.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| sealing::begin_index(connection, &key, now)).await
+    }
+
+    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
+        let key = key.clone();
+        self.inner.writer.run(move |connection| sealing::add_index_key(connection, &key)).await
+    }
+
+    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
+        let (name, digest) = (name.to_owned(), digest.to_owned());
+        self.inner.writer.run(move |connection| sealing::remove_index_key(connection, &name, &digest)).await
+    }
+
+    async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {
+        self.read(move |connection| sealing::names(connection, after, limit)).await
+    }
+
+    async fn reseal_request(&self, resealed: &ResealedRequest) -> Result<()> {
+        let resealed = resealed.clone();
+        self.inner.writer.run(move |connection| sealing::reseal(connection, &resealed)).await
     }
 }
 

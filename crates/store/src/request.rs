@@ -5,18 +5,21 @@
 //! are found by id and tenant and stay for ninety days; jobs are found by downstream and time, and their table has only
 //! unfinished work.
 //!
-//! Payloads and results are encrypted and opaque here.
+//! Payloads, results, failure messages and callback URLs are encrypted and opaque here; idempotency keys and fingerprints are
+//! keyed hashes.
 //!
 //! Engines load, lock and save rows; plans decide batches: [`plan_submit`], [`plan_claim`], [`plan_report`],
 //! [`plan_callback`] and [`plan_replay`].
 
 mod job;
+mod key_index;
 mod plan_callback;
 mod plan_claim;
 mod plan_report;
 mod plan_submit;
 
 pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
+pub use self::key_index::{KeyIndex, PlainKeysRefused, ResealedRequest, SealedIndexKey, SealedNames};
 pub use self::plan_callback::plan_callback;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
 pub use self::plan_report::{ReportPlan, plan_report};
@@ -66,15 +69,26 @@ pub enum SealedSearch {
     None,
 }
 
+/// An idempotency key and a fingerprint without a keyed hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainKey {
+    pub key: IdempotencyKey,
+    pub fingerprint: Fingerprint,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submit {
     /// The id of the request if it is accepted.
     pub id: RequestId,
     pub tenant: TenantId,
+    /// The caller's key, or a keyed hash of it.
     pub key: IdempotencyKey,
     pub request_type: RequestType,
-    /// Detects different submissions under the same key.
+    /// Detects different submissions under the same key. Keyed if the key is.
     pub fingerprint: Fingerprint,
+    /// What the caller's key and fingerprint were stored as before [`RequestStore::begin_key_index`], while rows of then may be
+    /// in use: a live row of that form answers the submission, too.
+    pub plain: Option<PlainKey>,
     pub payload: Sealed,
     pub downstream: String,
     pub callback_url: Option<String>,
@@ -384,4 +398,19 @@ pub trait RequestStore: Send + Sync + 'static {
     ) -> Result<SealedSearch>;
     /// The request of any tenant that was accepted last.
     async fn newest_request(&self) -> Result<Option<Request>>;
+
+    /// Whether idempotency keys are stored as keyed hashes, and the sealed key of these hashes.
+    async fn key_index(&self) -> Result<KeyIndex>;
+    /// Begins to store idempotency keys as keyed hashes, unless that has begun: from then on no server can store one in another
+    /// form, not even one of an earlier version, and all servers use the key that was given first.
+    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()>;
+    /// Stores the key of the hashes sealed with one more request key. Does nothing if it is stored so already, or if the index
+    /// has not begun.
+    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()>;
+    /// Removes one form of the key of the hashes, unless it is the last.
+    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()>;
+    /// The names of the keys that requests are sealed with, in order of id, after `after`.
+    async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>>;
+    /// Replaces sealed fields of a request. A field that was changed or sealed again meanwhile stays as it is.
+    async fn reseal_request(&self, resealed: &ResealedRequest) -> Result<()>;
 }

@@ -3,6 +3,7 @@
 mod client;
 mod dlq;
 mod health;
+mod keys;
 mod sale;
 mod serve;
 mod slots;
@@ -34,6 +35,9 @@ enum Command {
     Health(health::HealthArgs),
     /// Print a token signed with the server's own secret
     Token(token::TokenArgs),
+    /// Check the keys that requests are encrypted with, or encrypt all requests with the first of them
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
     /// Load events into slots, or forecast a load
     #[command(subcommand)]
     Slots(slots::SlotsCommand),
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(arguments),
         Command::Health(arguments) => health::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
+        Command::Keys(command) => keys::run(command),
         Command::Slots(command) => slots::run(command),
         Command::Dlq(command) => dlq::run(command),
         Command::Sale(command) => sale::run(command),

@@ -1,4 +1,5 @@
-//! Encryption of payloads and results: AES-256-GCM, with the name of the key stored beside the ciphertext.
+//! Encryption of payloads, results, failure messages and callback URLs: AES-256-GCM, with the name of the key stored beside the
+//! ciphertext.
 //!
 //! The first key of the ring encrypts (seals); all of them decrypt (open). A key is rotated by putting a new one before it and
 //! keeping the old one for as long as something is encrypted with it. The request and the field are authenticated, too:
@@ -7,17 +8,20 @@
 use std::path::PathBuf;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::digest::{Context, SHA256};
-use weir_core::RequestId;
-use weir_store::request::{Sealed, SealingKey};
+use weir_core::{RequestId, STORED_MARK};
+use weir_store::request::{Sealed, SealedIndexKey, SealingKey};
 
+use super::key_command::CommandKeys;
 use super::settings::RequestSettings;
 use crate::auth::secrets;
 use crate::settings::source::SettingError;
 
 const KEY_BYTES: usize = 32;
+/// The length of the key that idempotency keys are hashed with.
+pub(crate) const INDEX_KEY_BYTES: usize = 32;
 
 /// How many bytes sealing adds: the nonce and the tag.
 pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
@@ -89,6 +93,10 @@ fn parse(text: &str) -> Option<(String, Vec<u8>)> {
 pub enum SealedField {
     Payload,
     Result,
+    FailureMessage,
+    CallbackUrl,
+    /// The key that idempotency keys are hashed with; not a field of a request.
+    IndexKey,
     /// A known value that identifies a key; not a field of a request.
     Check,
 }
@@ -142,6 +150,10 @@ impl Keyring {
         if let Some(keys) = &settings.keys {
             return Self::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: keys.0.clone() });
         }
+        if let Some(command) = &settings.keys_command {
+            let keys = Self::from_provider(&CommandKeys(command.clone()))?;
+            return Ok(Self { source: "the output of keys.command".to_owned(), ..keys });
+        }
         if let Some(path) = &settings.keys_file {
             let keys = Self::from_provider(&FileKeys(path.clone()))?;
             return Ok(Self { source: format!("request.keys_file ({})", path.display()), ..keys });
@@ -150,6 +162,24 @@ impl Keyring {
         let text = format!("{GENERATED_NAME}:{key}");
         let keys = Self::from_provider(&TextKeys { setting: "request.key in the data directory", text })?;
         Ok(Self { source: data.join(GENERATED.file).display().to_string(), ..keys })
+    }
+
+    /// As [`Keyring::load`], but fails where that would create a key.
+    pub(crate) fn load_existing(
+        settings: &RequestSettings,
+        data: &std::path::Path,
+    ) -> Result<Self, SettingError> {
+        let is_set =
+            settings.keys.is_some() || settings.keys_command.is_some() || settings.keys_file.is_some();
+        if !is_set && !data.join(GENERATED.file).exists() {
+            return Err(SettingError::conflict(format!(
+                "there are no request keys: set WEIR_REQUEST_KEYS, keys.command or request.keys_file as the servers have it, or \
+                 name the directory with {} with --data, which is {}",
+                GENERATED.file,
+                data.display()
+            )));
+        }
+        Self::load(settings, data)
     }
 
     pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
@@ -222,12 +252,51 @@ impl Keyring {
         bytes.truncate(plain);
         Ok(bytes)
     }
+
+    /// Seals a field that is stored as text: the mark, the name of the key, a colon, and the sealed bytes in base64.
+    /// Fails like [`Keyring::seal`].
+    pub fn seal_text(&self, id: RequestId, field: SealedField, text: &str) -> std::io::Result<String> {
+        let Sealed { key_id, bytes } = self.seal(id, field, text.as_bytes())?;
+        Ok(format!("{STORED_MARK}{key_id}:{}", STANDARD_NO_PAD.encode(bytes)))
+    }
+
+    /// Opens a field that is stored as text. A text without the mark is not sealed: a server of an earlier version wrote it.
+    /// Fails like [`Keyring::open`].
+    pub fn open_text(&self, id: RequestId, field: SealedField, text: &str) -> Result<String, OpenError> {
+        let Some(sealed) = text.strip_prefix(STORED_MARK) else { return Ok(text.to_owned()) };
+        let (key_id, bytes) = sealed.split_once(':').ok_or(OpenError::Broken)?;
+        let bytes = STANDARD_NO_PAD.decode(bytes).map_err(|_not_base64| OpenError::Broken)?;
+        let plain = self.open(id, field, &Sealed { key_id: key_id.to_owned(), bytes })?;
+        String::from_utf8(plain).map_err(|_not_utf8| OpenError::Broken)
+    }
+
+    /// Seals the key that idempotency keys are hashed with, with the first key.
+    /// Fails like [`Keyring::seal`].
+    pub(crate) fn seal_index_key(&self, key: &[u8]) -> std::io::Result<SealedIndexKey> {
+        let Sealed { key_id, bytes } = self.seal(NO_REQUEST, SealedField::IndexKey, key)?;
+        Ok(SealedIndexKey { name: key_id, digest: self.first()?.digest.clone(), bytes })
+    }
+
+    /// The names and digests of the keys, the one that encrypts first.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.keys.iter().map(|key| (key.name.as_str(), key.digest.as_str()))
+    }
+
+    /// Opens the key that idempotency keys are hashed with; `None` if it was sealed with a key that is missing.
+    #[must_use]
+    pub(crate) fn open_index_key(&self, sealed: &SealedIndexKey) -> Option<Vec<u8>> {
+        let sealed = Sealed { key_id: sealed.name.clone(), bytes: sealed.bytes.clone() };
+        self.open(NO_REQUEST, SealedField::IndexKey, &sealed).ok()
+    }
 }
 
 fn associated_data(id: RequestId, field: SealedField) -> [u8; 17] {
     let mut data = [match field {
         SealedField::Payload => b'p',
         SealedField::Result => b'r',
+        SealedField::FailureMessage => b'f',
+        SealedField::CallbackUrl => b'u',
+        SealedField::IndexKey => b'i',
         SealedField::Check => b'c',
     }; 17];
     data[1..].copy_from_slice(id.as_uuid().as_bytes());
@@ -286,6 +355,24 @@ mod tests {
             let cut = Sealed { bytes: sealed.bytes[..length].to_vec(), ..sealed.clone() };
             assert_eq!(ring.open(id(1), SealedField::Payload, &cut), Err(OpenError::Broken));
         }
+    }
+
+    #[test]
+    fn a_sealed_text_opens_and_one_of_an_earlier_version_is_read_as_it_is() {
+        let ring = ring(A);
+        let sealed = ring.seal_text(id(1), SealedField::FailureMessage, "no such account ü").unwrap();
+        assert!(sealed.starts_with("\u{1}a:") && !sealed.contains("account"), "{sealed:?}");
+        let open = |field, text: &str| ring.open_text(id(1), field, text);
+        assert_eq!(open(SealedField::FailureMessage, &sealed).unwrap(), "no such account ü");
+        assert_eq!(open(SealedField::CallbackUrl, &sealed), Err(OpenError::Broken));
+        assert_eq!(ring.open_text(id(2), SealedField::FailureMessage, &sealed), Err(OpenError::Broken));
+        for plain in ["", "a:b", "https://example.com/a?b"] {
+            assert_eq!(open(SealedField::CallbackUrl, plain).unwrap(), plain);
+        }
+        for broken in ["\u{1}", "\u{1}a", "\u{1}a:", "\u{1}a:*", "\u{1}a:AAAA"] {
+            assert_eq!(open(SealedField::CallbackUrl, broken), Err(OpenError::Broken), "{broken:?}");
+        }
+        assert_eq!(open(SealedField::CallbackUrl, "\u{1}b:AAAA"), Err(OpenError::UnknownKey("b".to_owned())));
     }
 
     #[test]

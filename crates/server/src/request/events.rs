@@ -10,7 +10,7 @@ use weir_core::{IdempotencyKey, RequestId, TenantId, TraceId};
 use weir_store::Error;
 use weir_store::request::{Job, Request, Rollout, SubmitReceipt};
 
-use super::encryption::OpenError;
+use super::encryption::{OpenError, SealedField};
 use super::metrics::{FinishedMetrics, WorkMetrics};
 use super::trace::trace_id;
 use super::work::call::FinishedJob;
@@ -185,6 +185,44 @@ impl ResultUnreadable<'_> {
             error = %self.error,
             "cannot decrypt the result of a request; check WEIR_REQUEST_KEYS"
         );
+    }
+}
+
+/// A failure message or a callback URL cannot be shown.
+pub(super) struct TextUnreadable<'a> {
+    pub(super) id: RequestId,
+    pub(super) field: SealedField,
+    pub(super) error: &'a OpenError,
+}
+
+impl TextUnreadable<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            target: "weir::request",
+            requestId = %self.id,
+            field = ?self.field,
+            error = %self.error,
+            "cannot decrypt a field of a request; check WEIR_REQUEST_KEYS"
+        );
+    }
+}
+
+/// The store could not begin to take hashed idempotency keys yet. Written at most once a second.
+pub(super) struct HashingDelayed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl HashingDelayed<'_> {
+    pub(super) fn emit(self) {
+        static THROTTLE: LogThrottle = LogThrottle::new();
+        if let Some(suppressed) = THROTTLE.permit() {
+            tracing::warn!(
+                target: "weir::request",
+                error = %self.error.with_causes(),
+                suppressed,
+                "idempotency keys cannot be stored as keyed hashes yet; trying again in 5 s"
+            );
+        }
     }
 }
 

@@ -158,7 +158,7 @@ pub(crate) async fn list_requests(
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
     // One more than requested shows whether there is a next page.
     let RequestPage { requests, next_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
-    let items = requests.into_iter().map(summarize).collect();
+    let items = requests.into_iter().map(|request| summarize(app.requests.open_texts(request))).collect();
     let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
     Ok(Json(page.or_next_cursor(next_before.map(|id| id.to_string()))))
 }
@@ -204,7 +204,7 @@ fn describe(service: &RequestService, request: Request) -> Result<StatusResponse
             (None, Some(RESULT_ERROR))
         }
     };
-    Ok(StatusResponse { summary: summarize(request), result, result_error })
+    Ok(StatusResponse { summary: summarize(service.open_texts(request)), result, result_error })
 }
 
 /// JSON is returned unchanged; anything else becomes a JSON string.

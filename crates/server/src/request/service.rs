@@ -18,16 +18,17 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Failure, Request, RequestPage, RequestStore, Sealed, Submit,
-    SubmitOutcome,
+    CallbackOutcome, CallbackReport, Failure, PlainKeysRefused, Request, RequestPage, RequestStore, Sealed,
+    Submit, SubmitOutcome,
 };
 use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
 use super::encryption::{Keyring, OpenError, SealedField};
-use super::events::RequestCalledBack;
+use super::events::{RequestCalledBack, TextUnreadable};
 use super::settings::RequestSettings;
+use super::stored_form::{StoredForm, StoredKey};
 use crate::engines::{Engines, within};
 use crate::request::metrics::AcceptMetrics;
 use crate::settings::Settings;
@@ -45,6 +46,7 @@ pub struct RequestService {
     store: Arc<dyn RequestStore>,
     lanes: Lanes<Submit, SubmitOutcome>,
     keys: Arc<Keyring>,
+    form: Arc<StoredForm>,
     clock: Arc<dyn Clock>,
     hub: Arc<StatusHub>,
     rollout: Arc<RolloutSwitches>,
@@ -56,6 +58,17 @@ pub struct RequestService {
     /// Whether other processes change requests in the same store.
     is_shared: bool,
     timeout: Duration,
+}
+
+/// Shown instead of a text that cannot be decrypted.
+const UNREADABLE_TEXT: &str = "(cannot be decrypted)";
+
+/// How often a submission is repeated because its batch had keys that were not hashed. The next batch may have some, too, that were
+/// prepared before this server knew.
+const PLAIN_REFUSALS_MAX: u32 = 5;
+
+fn is_plain_key_refused(error: &Error) -> bool {
+    error.cause().is_some_and(|cause| cause.is::<PlainKeysRefused>())
 }
 
 /// A valid submission.
@@ -120,10 +133,13 @@ impl RequestService {
             let rollout = Arc::clone(&rollout);
             async move { rollout.get().await }
         });
+        let formats = settings.store.formats;
+        let form = Arc::new(StoredForm::new(Arc::clone(&store), Arc::clone(&keys), formats, timeout));
         Self {
             store,
             lanes,
             keys,
+            form,
             clock: Arc::clone(&engines.store.wall_clock),
             hub: Arc::default(),
             rollout,
@@ -146,6 +162,12 @@ impl RequestService {
     #[must_use]
     pub const fn rollout(&self) -> &Arc<RolloutSwitches> {
         &self.rollout
+    }
+
+    /// The form in which the store has keys and texts.
+    #[must_use]
+    pub(crate) const fn form(&self) -> &Arc<StoredForm> {
+        &self.form
     }
 
     /// The time for signatures and ids.
@@ -183,14 +205,28 @@ impl RequestService {
         let budget = self.payload_budget.try_acquire_many(kib);
         let _budget = budget.map_err(|_used_up| Error::Overloaded { lane: "request payloads" })?;
         let lane = format!("{}\0{}", submission.tenant, submission.key);
-        // No timeout here: the lane has one.
-        Ok(self.lanes.submit(&lane, self.prepare(submission)?).await?)
+        let mut refusals = 0;
+        loop {
+            // No timeout here: the lane has one.
+            let outcome = self.lanes.submit(&lane, self.prepare(submission.clone()).await?).await;
+            if !outcome.as_ref().is_err_and(is_plain_key_refused) || refusals == PLAIN_REFUSALS_MAX {
+                return Ok(outcome?);
+            }
+            // Nothing was done with the batch: another server has begun to store hashed keys a moment ago.
+            self.form.forget();
+            refusals += 1;
+        }
     }
 
-    fn prepare(&self, submission: Submission) -> Result<Submit> {
+    async fn prepare(&self, submission: Submission) -> Result<Submit> {
         let Submission { tenant, key, request_type, payload, fingerprint, callback_url, trace } = submission;
         let id = RequestId::new(self.clock.now(), rand::random());
         let payload = self.seal(id, SealedField::Payload, &payload)?;
+        let callback_url = match callback_url {
+            Some(url) => Some(self.form.of_text(id, SealedField::CallbackUrl, url).await?),
+            None => None,
+        };
+        let StoredKey { key, fingerprint, plain } = self.form.of_key(&tenant, key, fingerprint).await?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
         let needs_broker = self.needs_broker;
         Ok(Submit {
@@ -199,6 +235,7 @@ impl RequestService {
             key,
             request_type,
             fingerprint,
+            plain,
             payload,
             downstream,
             callback_url,
@@ -237,6 +274,25 @@ impl RequestService {
     pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>, OpenError> {
         let open = |sealed| self.keys.open(request.id, SealedField::Result, sealed);
         request.result.as_ref().map(open).transpose()
+    }
+
+    /// Decrypts the failure message and the callback URL of a request, for those who may see them. One that cannot be decrypted
+    /// does not hide the rest of the request.
+    #[must_use]
+    pub fn open_texts(&self, mut request: Request) -> Request {
+        let open = |field, text: &str| {
+            self.keys.open_text(request.id, field, text).unwrap_or_else(|error| {
+                TextUnreadable { id: request.id, field, error: &error }.emit();
+                UNREADABLE_TEXT.to_owned()
+            })
+        };
+        let message =
+            request.failure.as_ref().map(|failure| open(SealedField::FailureMessage, &failure.message));
+        request.callback_url = request.callback_url.as_deref().map(|url| open(SealedField::CallbackUrl, url));
+        if let (Some(failure), Some(message)) = (&mut request.failure, message) {
+            failure.message = message;
+        }
+        request
     }
 
     /// Returns the request once its status differs from `last_status`, or `None` at the deadline or when the server stops.
@@ -281,6 +337,13 @@ impl RequestService {
     pub async fn call_back(&self, id: RequestId, callback: DownstreamCallback) -> Result<CallbackOutcome> {
         let DownstreamCallback { callback, result, failure } = callback;
         let result = result.map(|result| self.seal(id, SealedField::Result, &result)).transpose()?;
+        let failure = match failure {
+            Some(Failure { code, message }) => {
+                let message = self.form.of_text(id, SealedField::FailureMessage, message).await?;
+                Some(Failure { code, message })
+            }
+            None => None,
+        };
         let report = CallbackReport { callback, result, failure };
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let finished = self.metrics.finished.clone();

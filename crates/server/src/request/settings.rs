@@ -34,6 +34,8 @@ pub struct RequestSettings {
     pub downstreams: BTreeMap<String, Downstream>,
     /// `request.keys`: keys that encrypt payloads; one is generated if absent.
     pub keys: Option<Secret>,
+    /// `keys.command`: a command that writes the same.
+    pub keys_command: Option<String>,
     /// `request.keys_file`: the same in a file.
     pub keys_file: Option<PathBuf>,
     /// `webhook_secret`: signs webhooks and verifies callbacks; generated if absent.
@@ -125,6 +127,7 @@ impl RequestSettings {
 
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
+        let command = |text: &str| Some((!text.trim().is_empty()).then(|| text.to_owned()));
         let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));
         let downstream = Downstream {
             url: reader.get("downstream", None, optional_url, URL)?,
@@ -158,6 +161,9 @@ impl RequestSettings {
             downstream,
             downstreams,
             keys: reader.get_optional("request.keys", secret, "a list such as 2026b:BASE64,2026a:BASE64")?,
+            keys_command: reader
+                .get_optional("keys.command", command, "a command line, or empty for none")?
+                .flatten(),
             keys_file: reader.get("request.keys_file", None, path, "the path of a file")?,
             webhook_secret: reader.get_optional(
                 "webhook_secret",

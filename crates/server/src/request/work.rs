@@ -25,6 +25,7 @@ use weir_store::request::RequestStore;
 pub(crate) use self::worker::Worker;
 use super::encryption::Keyring;
 use super::settings::RequestSettings;
+use super::stored_form::StoredForm;
 use crate::request::metrics::WorkMetrics;
 
 /// Called with every change of a request that workers make, after it is on disk. Must not block.
@@ -40,6 +41,7 @@ pub(crate) struct WorkerDependencies {
     /// Ids of new requests from a broker; `None` if workers only poll the store.
     pub source: Option<Arc<dyn MessageSource>>,
     pub keyring: Arc<Keyring>,
+    pub form: Arc<StoredForm>,
     /// The clock of the breakers. It must not step.
     pub clock: Arc<dyn Clock>,
     pub settings: RequestSettings,

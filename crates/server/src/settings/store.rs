@@ -31,6 +31,28 @@ pub struct StoreSettings {
     pub kafka_partitions: usize,
     /// `postgres.connections`: the most connections that this process opens.
     pub postgres_connections: usize,
+    /// `postgres.formats`: which formats of rows are written to a database that an earlier version has created.
+    pub formats: Formats,
+}
+
+/// Which formats of rows are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Formats {
+    /// Those that servers of the version before can read.
+    #[default]
+    Compatible,
+    /// Those of this version. All servers are of this version or a later one.
+    Newest,
+}
+
+impl Formats {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "compatible" => Some(Self::Compatible),
+            "newest" => Some(Self::Newest),
+            _ => None,
+        }
+    }
 }
 
 /// The engine that holds the state.
@@ -173,6 +195,12 @@ impl StoreSettings {
                 10,
                 count(1_000),
                 "a number of connections from 1 to 1000",
+            )?,
+            formats: reader.get(
+                "postgres.formats",
+                Formats::default(),
+                Formats::parse,
+                "compatible or newest",
             )?,
         })
     }

@@ -101,6 +101,7 @@ pub fn submission_for<H: HasRequests>(h: &H, tenant_name: &str, key: &str, conte
         key: IdempotencyKey::parse(key).expect("the suite's keys are valid"),
         request_type: RequestType::parse("payment").expect("the suite's types are valid"),
         fingerprint: fingerprint(content),
+        plain: None,
         payload: sealed(content),
         downstream: DOWNSTREAM.to_owned(),
         callback_url: None,

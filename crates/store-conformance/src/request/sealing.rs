@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Sealed, SealedSearch, SealingKey, Submit};
+use weir_core::{IdempotencyKey, RequestId, STORED_MARK, Timestamp};
+use weir_store::request::{
+    PlainKey, ResealedRequest, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit,
+};
 
 use super::fixtures::{
-    accept_one, get_request, next_id, now, report_one, sealed, submission, submit_and_claim, success,
+    URL, accept_one, fingerprint, get_request, next_id, now, outcome_letters, report_one, resubmission,
+    sealed, submission, submission_for, submit_and_claim, submit_batch, success,
 };
 use crate::HasRequests;
 
@@ -97,4 +100,160 @@ pub async fn the_newest_request_is_the_one_accepted_last<H: HasRequests>() {
         let id = accept_one(&h, submission(&h, key)).await;
         assert_eq!(newest(&h).await, Some(get_request(&h, id).await));
     }
+}
+
+fn index_key(name: &str, digest: &str) -> SealedIndexKey {
+    let bytes = format!("{name} {digest}").into_bytes();
+    SealedIndexKey { name: name.to_owned(), digest: digest.to_owned(), bytes }
+}
+
+async fn begin<H: HasRequests>(h: &H, key: &SealedIndexKey) {
+    h.requests().begin_key_index(key).await.expect("begin_key_index must succeed");
+}
+
+async fn index_keys<H: HasRequests>(h: &H) -> Vec<SealedIndexKey> {
+    h.requests().key_index().await.expect("key_index must succeed").keys
+}
+
+/// The same submission with hashed key and fingerprint.
+fn hashed(submit: &Submit) -> Submit {
+    let mut hash = [7; 32];
+    hash.iter_mut().zip(submit.key.as_str().bytes()).for_each(|(byte, key)| *byte = key);
+    Submit {
+        key: IdempotencyKey::from_hash(&hash),
+        fingerprint: fingerprint(&format!("keyed {}", submit.fingerprint)),
+        plain: Some(PlainKey { key: submit.key.clone(), fingerprint: submit.fingerprint }),
+        ..submit.clone()
+    }
+}
+
+pub async fn the_index_begins_once_and_keeps_its_last_key<H: HasRequests>() {
+    let h = H::open().await;
+    let (first, other) = (index_key("a", "1"), index_key("b", "2"));
+    h.requests().add_index_key(&other).await.expect("add_index_key must succeed");
+    let index = h.requests().key_index().await.expect("key_index must succeed");
+    assert_eq!((index.keys, index.may_have_plain, index.is_upgraded), (Vec::new(), false, false));
+    begin(&h, &first).await;
+    begin(&h, &other).await;
+    assert_eq!(index_keys(&h).await, std::slice::from_ref(&first), "the first that begins decides");
+    for key in [&other, &index_key("a", "1"), &other] {
+        h.requests().add_index_key(key).await.expect("add_index_key must succeed");
+    }
+    assert_eq!(index_keys(&h).await, [first.clone(), other.clone()]);
+    for key in [&first, &index_key("b", "1"), &other] {
+        h.requests().remove_index_key(&key.name, &key.digest).await.expect("remove_index_key must succeed");
+    }
+    let h = h.reopen().await;
+    let index = h.requests().key_index().await.expect("key_index must succeed");
+    assert_eq!((index.keys, index.may_have_plain), (vec![other], false));
+}
+
+pub async fn servers_that_begin_the_index_at_once_agree_on_its_key<H: HasRequests>() {
+    let h = H::open().await;
+    let [a, b, c, d] = ["1", "2", "3", "4"].map(|digest| index_key("a", digest));
+    tokio::join!(begin(&h, &a), begin(&h, &b), begin(&h, &c), begin(&h, &d));
+    assert_eq!(index_keys(&h).await.len(), 1);
+}
+
+pub async fn a_key_from_before_the_index_is_found_under_its_hash<H: HasRequests>() {
+    let h = H::open().await;
+    let before = [submission(&h, "k-1"), submission(&h, "k-2")];
+    let outcomes = submit_batch(&h, before.to_vec(), None).await;
+    assert_eq!(outcome_letters(&outcomes), "AA");
+    begin(&h, &index_key("a", "1")).await;
+    let index = h.requests().key_index().await.expect("key_index must succeed");
+    assert!(index.may_have_plain, "keys of before may be in use");
+    let again = |submit: &Submit| hashed(&resubmission(&h, submit));
+    let other_payload = hashed(&submission_for(&h, before[0].tenant.as_str(), "k-1", "else"));
+    let new = hashed(&submission(&h, "k-3"));
+    // A conflict before the replay of the same key must not hide it.
+    let batch = vec![
+        other_payload.clone(),
+        again(&before[0]),
+        new.clone(),
+        resubmission(&h, &new),
+        again(&before[1]),
+    ];
+    assert_eq!(outcome_letters(&submit_batch(&h, batch.clone(), None).await), "CRARR");
+    let repeated: Vec<Submit> = batch.iter().map(|submit| resubmission(&h, submit)).collect();
+    assert_eq!(outcome_letters(&submit_batch(&h, repeated, None).await), "CRRRR");
+    h.clock().advance(Duration::from_secs(86_400));
+    let later =
+        vec![hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-3"))];
+    assert_eq!(outcome_letters(&submit_batch(&h, later, None).await), "ARA", "a day later they are free");
+    h.clock().advance(Duration::from_secs(86_400));
+    let index = h.requests().key_index().await.expect("key_index must succeed");
+    assert!(!index.may_have_plain, "keys of before have expired");
+}
+
+pub async fn names_of_keys_are_listed_page_by_page<H: HasRequests>() {
+    let h = H::open().await;
+    let mut expected = Vec::new();
+    for n in 0..3 {
+        let url = format!("{STORED_MARK}key-{n}:{}", "x".repeat(200));
+        let job =
+            submit_and_claim(&h, Submit { callback_url: Some(url), ..sealed_with(&h, &format!("old-{n}")) })
+                .await;
+        let result = (n == 1).then(|| Sealed { key_id: "new".to_owned(), ..sealed("result") });
+        if result.is_some() {
+            let mut report = success(&job);
+            report.result = result;
+            report_one(&h, report).await.expect("the report must be applied");
+        }
+        expected.push((job.id, format!("old-{n}"), (n == 1).then(|| "new".to_owned()), format!("key-{n}")));
+    }
+    let mut found = Vec::new();
+    let mut after = None;
+    loop {
+        let page = h.requests().sealed_names(after, 2).await.expect("sealed_names must succeed");
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
+        found.extend(page.into_iter().map(|names| {
+            let url =
+                names.callback_url.as_deref().and_then(SealedNames::name_of).unwrap_or_default().to_owned();
+            (names.id, names.payload, names.result, url)
+        }));
+    }
+    assert_eq!(found, expected);
+}
+
+pub async fn a_field_that_changed_meanwhile_is_not_sealed_again<H: HasRequests>() {
+    let h = H::open().await;
+    let with_nonce = |nonce: u8, key: &str| Sealed { key_id: key.to_owned(), bytes: vec![nonce; 40] };
+    let payload = with_nonce(1, "old");
+    let sent = Submit { payload: payload.clone(), callback_url: Some(URL.to_owned()), ..submission(&h, "k") };
+    let id = accept_one(&h, sent).await;
+    let other = accept_one(&h, submission(&h, "other")).await;
+    let before = get_request(&h, other).await;
+    let reseal = |resealed: ResealedRequest| {
+        let store = h.requests();
+        async move { store.reseal_request(&resealed).await.expect("reseal_request must succeed") }
+    };
+    let nothing =
+        ResealedRequest { id, payload: None, result: None, failure_message: None, callback_url: None };
+    let stale = ResealedRequest {
+        payload: Some((with_nonce(9, "old"), with_nonce(2, "new"))),
+        result: Some((with_nonce(9, "old"), with_nonce(2, "new"))),
+        failure_message: Some(("x".to_owned(), "y".to_owned())),
+        callback_url: Some(("x".to_owned(), "y".to_owned())),
+        ..nothing.clone()
+    };
+    let whole = get_request(&h, id).await;
+    reseal(stale).await;
+    reseal(nothing.clone()).await;
+    assert_eq!(get_request(&h, id).await, whole);
+    let fresh = ResealedRequest {
+        payload: Some((payload, with_nonce(2, "new"))),
+        callback_url: Some((URL.to_owned(), "new".to_owned())),
+        ..nothing
+    };
+    reseal(fresh.clone()).await;
+    reseal(fresh).await;
+    let expected = weir_store::request::Request {
+        payload: with_nonce(2, "new"),
+        callback_url: Some("new".to_owned()),
+        ..whole
+    };
+    assert_eq!(get_request(&h, id).await, expected, "nothing else has changed");
+    assert_eq!(get_request(&h, other).await, before);
 }

@@ -1,14 +1,18 @@
 //! The keys with which requests are sealed, as registered in the store. Checked when a server starts.
 
 use uuid::Uuid;
-use weir_core::{RequestId, Timestamp};
+use weir_core::request::idempotency::RETENTION;
+use weir_core::{RequestId, STORED_MARK, Timestamp};
 use weir_store::Result;
-use weir_store::request::{Request, Sealed, SealedSearch, SealingKey};
+use weir_store::request::{
+    KeyIndex, Request, ResealedRequest, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
+};
 
 use super::{read_id, read_request};
-use crate::Postgres;
 use crate::connection::Values;
+use crate::migrate::{HASHED_KEYS_VERSION, LOCK_MIGRATIONS};
 use crate::row::{self, column, timestamp};
+use crate::{Postgres, time};
 
 const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM sealing_key ORDER BY name, digest";
 const REGISTER: &str = "
@@ -18,8 +22,57 @@ const REGISTER: &str = "
     SET check_value = excluded.check_value, registered_at = excluded.registered_at";
 const FORGET: &str = "DELETE FROM sealing_key WHERE name = $1 AND digest = $2";
 const SEALED_WITH: &str = "
-    SELECT request_id, payload_key_id = $2 OR coalesce(result_key_id = $2, false) FROM request_record
-    WHERE request_id > $1 ORDER BY request_id LIMIT $3";
+    SELECT request_id, payload_key_id = $2 OR coalesce(result_key_id = $2, false)
+           OR coalesce(starts_with(failure_message, $4), false) OR coalesce(starts_with(callback_url, $4), false)
+    FROM request_record WHERE request_id > $1 ORDER BY request_id LIMIT $3";
+const INDEX_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
+const INDEX_STATE: &str = "
+    SELECT coalesce((SELECT plain_until > coalesce($1, clock_timestamp()) FROM request_index WHERE id = 1), false),
+           (SELECT created_version < $2 FROM weir_schema_state WHERE id = 1)";
+/// Keys of before can be in use for a day; twice that, so that a clock that is set back does not matter.
+const BEGIN_INDEX: &str = "
+    INSERT INTO request_index (id, plain_until)
+    SELECT 1, CASE WHEN EXISTS (SELECT FROM idempotency_record)
+                   THEN coalesce($1, clock_timestamp()) + $2::bigint * interval '2 microseconds' END
+    ON CONFLICT DO NOTHING";
+const ADD_INDEX_KEY: &str = "
+    INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3 FROM request_index WHERE id = 1
+    ON CONFLICT DO NOTHING";
+/// The lock keeps two servers from removing the last two forms at once.
+const LOCK_INDEX: &str = "SELECT id FROM request_index WHERE id = 1 FOR UPDATE";
+const REMOVE_INDEX_KEY: &str = "
+    DELETE FROM request_index_key
+    WHERE name = $1 AND digest = $2 AND (SELECT count(*) FROM request_index_key) > 1";
+const NAMES: &str = "
+    SELECT request_id, payload_key_id, result_key_id, left(failure_message, $3), left(callback_url, $3)
+    FROM request_record WHERE request_id > $1 ORDER BY request_id LIMIT $2";
+const RESEAL: &str = "
+    UPDATE request_record
+    SET payload = CASE WHEN substring(payload FOR 12) = $2 THEN $3 ELSE payload END,
+        payload_key_id = CASE WHEN substring(payload FOR 12) = $2 THEN $4 ELSE payload_key_id END,
+        result = CASE WHEN substring(result FOR 12) = $5 THEN $6 ELSE result END,
+        result_key_id = CASE WHEN substring(result FOR 12) = $5 THEN $7 ELSE result_key_id END,
+        failure_message = CASE WHEN failure_message = $8 THEN $9 ELSE failure_message END,
+        callback_url = CASE WHEN callback_url = $10 THEN $11 ELSE callback_url END
+    WHERE request_id = $1";
+
+/// The constraint that refuses keys that are not hashed. Its table is locked while it is added, so every key that was stored
+/// without a hash is visible to all who store one with it.
+pub(super) const HASHED_KEYS: &str = "idempotency_record_hashed";
+/// Rows of before are not checked, so nothing is read. If the lock is not had at once, the next submission tries again: others
+/// would wait behind this one.
+const REFUSE_PLAIN_KEYS: &str = r"
+    SET LOCAL lock_timeout = '500ms';
+    ALTER TABLE idempotency_record ADD CONSTRAINT idempotency_record_hashed
+    CHECK (starts_with(idempotency_key, E'\x01')) NOT VALID";
+const FIND_CONSTRAINT: &str = "
+    SELECT true FROM pg_constraint
+    WHERE conrelid = 'idempotency_record'::regclass AND conname = 'idempotency_record_hashed'";
+/// Servers of versions without hashed keys do not start from here on: those before `weir_schema_state` look at `weir_schema`.
+const REFUSE_OLDER_SERVERS: &str = "
+    WITH stated AS (
+        UPDATE weir_schema_state SET oldest_version = greatest(oldest_version, $1) WHERE id = 1)
+    INSERT INTO weir_schema (version) VALUES ($1) ON CONFLICT DO NOTHING";
 const NEWEST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
@@ -52,7 +105,8 @@ pub(super) async fn find_sealed_with(
     limit: usize,
 ) -> Result<SealedSearch> {
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let rows = engine.inner.pool.query(SEALED_WITH, &[&after, &name, &row::bigint(limit)]).await?;
+    let text = format!("{STORED_MARK}{name}:");
+    let rows = engine.inner.pool.query(SEALED_WITH, &[&after, &name, &row::bigint(limit), &text]).await?;
     let mut outcome = SealedSearch::None;
     for row in &rows {
         let id = read_id(row, 0)?;
@@ -67,4 +121,88 @@ pub(super) async fn find_sealed_with(
 pub(super) async fn newest(engine: &Postgres) -> Result<Option<Request>> {
     let row = engine.inner.pool.query_opt(NEWEST, &[]).await?;
     row.as_ref().map(read_request).transpose()
+}
+
+pub(super) async fn key_index(engine: &Postgres) -> Result<KeyIndex> {
+    let rows = engine.inner.pool.query(INDEX_KEYS, &[]).await?;
+    let read =
+        |row| Ok(SealedIndexKey { name: column(row, 0)?, digest: column(row, 1)?, bytes: column(row, 2)? });
+    let keys = rows.iter().map(read).collect::<Result<_>>()?;
+    // After the keys: where there are keys, the state is that of an index that has begun.
+    let values: Values<'_> = &[&engine.clock_override(), &HASHED_KEYS_VERSION];
+    let row = engine.inner.pool.query_one(INDEX_STATE, values).await?;
+    Ok(KeyIndex { keys, may_have_plain: column(&row, 0)?, is_upgraded: column(&row, 1)? })
+}
+
+pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query(LOCK_MIGRATIONS, &[]).await?;
+    if session.query_opt(FIND_CONSTRAINT, &[]).await?.is_none() {
+        session.run(REFUSE_PLAIN_KEYS).await?;
+        session.execute(BEGIN_INDEX, &[&engine.clock_override(), &time::micros(RETENTION)]).await?;
+        session.execute(ADD_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
+        session.execute(REFUSE_OLDER_SERVERS, &[&HASHED_KEYS_VERSION]).await?;
+    }
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn add_index_key(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
+    engine.inner.pool.execute(ADD_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await.map(drop)
+}
+
+pub(super) async fn remove_index_key(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query(LOCK_INDEX, &[]).await?;
+    session.execute(REMOVE_INDEX_KEY, &[&name, &digest]).await?;
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn names(
+    engine: &Postgres,
+    after: Option<RequestId>,
+    limit: usize,
+) -> Result<Vec<SealedNames>> {
+    let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
+    let chars = i32::try_from(SealedNames::TEXT_CHARS).unwrap_or(i32::MAX);
+    let rows = engine.inner.pool.query(NAMES, &[&after, &row::bigint(limit), &chars]).await?;
+    let read = |row| {
+        Ok(SealedNames {
+            id: read_id(row, 0)?,
+            payload: column(row, 1)?,
+            result: column(row, 2)?,
+            failure_message: column(row, 3)?,
+            callback_url: column(row, 4)?,
+        })
+    };
+    rows.iter().map(read).collect()
+}
+
+pub(super) async fn reseal(engine: &Postgres, resealed: &ResealedRequest) -> Result<()> {
+    let ResealedRequest { id, payload, result, failure_message, callback_url } = resealed;
+    let [payload, result] = [payload, result].map(|field| {
+        let field = field.as_ref().map(|(old, new)| (ResealedRequest::nonce_of(old), new));
+        (field.map(|(old, _)| old), field.map(|(_, new)| &new.bytes), field.map(|(_, new)| &new.key_id))
+    });
+    let [message, url] =
+        [failure_message, callback_url].map(|field| field.as_ref().map(|(old, new)| (old, new)).unzip());
+    let values: Values<'_> = &[
+        id.as_uuid(),
+        &payload.0,
+        &payload.1,
+        &payload.2,
+        &result.0,
+        &result.1,
+        &result.2,
+        &message.0,
+        &message.1,
+        &url.0,
+        &url.1,
+    ];
+    engine.inner.pool.execute(RESEAL, values).await.map(drop)
 }

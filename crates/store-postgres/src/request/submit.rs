@@ -11,32 +11,36 @@ use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::Row;
+use tokio_postgres::error::DbError;
 use uuid::Uuid;
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::IdempotencyRecord;
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{
-    IdempotencyEntries, IdempotencyEntry, Submit, SubmitOutcome, SubmitPlan, SubmitReceipt, plan_submit,
+    IdempotencyEntries, IdempotencyEntry, PlainKeysRefused, Submit, SubmitOutcome, SubmitPlan, SubmitReceipt,
+    plan_submit,
 };
 use weir_store::{Batch, Error, Result};
 
 use self::columns::SubmitColumns;
 use super::read_status;
+use super::sealing::HASHED_KEYS;
 use crate::clock::CLOCK;
 use crate::connection::{Prepared, Values};
 use crate::pool::Session;
 use crate::row::{column, int, timestamp, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
-/// The entries of idempotency keys. The status is NULL if the request was purged.
+/// The entries of idempotency keys, also of those from before keys were hashed. The status is NULL if the request was purged.
 const FIND_KEYS: &str = "
-    SELECT entry.tenant_id, entry.idempotency_key, entry.payload_hash, entry.request_id, entry.expires_at,
-           record.status, record.created_at
-    FROM unnest($1::text[], $2::text[]) AS requested (tenant_id, key)
+    SELECT entry.tenant_id, requested.key, entry.payload_hash, entry.request_id, entry.expires_at,
+           record.status, record.created_at, entry.idempotency_key = requested.key
+    FROM unnest($1::text[], $2::text[], $3::text[]) AS requested (tenant_id, key, plain)
     CROSS JOIN LATERAL (
         SELECT * FROM idempotency_record
-        WHERE tenant_id = requested.tenant_id AND idempotency_key = requested.key OFFSET 0) AS entry
+        WHERE tenant_id = requested.tenant_id AND idempotency_key = ANY(ARRAY[requested.key, requested.plain])
+        OFFSET 0) AS entry
     LEFT JOIN LATERAL (
         SELECT status, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
 const CREATE_TENANTS: &str = "
@@ -57,28 +61,28 @@ const SAVE_TENANTS: &str = "
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
-                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
+                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[])
             AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
-                    traceparent, tracestate)),
+                    traceparent, tracestate, plain)),
     inserted AS (
         INSERT INTO idempotency_record AS entry (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-        SELECT tenant_id, key, hash, request_id, $14 FROM new ORDER BY tenant_id, key
+        SELECT tenant_id, key, hash, request_id, $15 FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
-        WHERE entry.expires_at <= $13 OR entry.request_id = ANY($16::uuid[])
+        WHERE entry.expires_at <= $14 OR entry.request_id = ANY($17::uuid[])
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
                                     created_at, updated_at, traceparent, tracestate)
-        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $13, $13,
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $14, $14,
                traceparent, tracestate
         FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
-        SELECT request_id, downstream, $13, status = 'PENDING_ENQUEUE'
+        SELECT request_id, downstream, $14, status = 'PENDING_ENQUEUE'
         FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM inserted
+        INSERT INTO request_ledger (slot, accepted) SELECT $16, count(*) FROM inserted
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id FROM inserted";
 
@@ -105,11 +109,20 @@ pub(super) async fn submit(
     }
     let batch: Vec<&Submit> = batch.iter().collect();
     let outcomes = match limits {
-        Some(_) => submit_any(engine, &session, &batch, limits).await?,
-        None => submit_new(engine, &session, &batch).await?,
+        Some(_) => submit_any(engine, &session, &batch, limits).await,
+        None => submit_new(engine, &session, &batch).await,
     };
+    let outcomes = outcomes.map_err(explain_plain_keys)?;
     session.keep();
     Ok(outcomes)
+}
+
+/// Names the error of a batch with keys that are not hashed although they must be by now.
+fn explain_plain_keys(error: Error) -> Error {
+    let cause = error.cause().and_then(|cause| cause.downcast_ref::<tokio_postgres::Error>());
+    let constraint = cause.and_then(tokio_postgres::Error::as_db_error).and_then(DbError::constraint);
+    let is_refused = constraint == Some(HASHED_KEYS);
+    if is_refused { Error::unavailable(ENGINE, PlainKeysRefused).before_commit() } else { error }
 }
 
 /// Submits new keys first, then decides the rest.
@@ -187,10 +200,16 @@ async fn load<'a>(
     Ok(Loaded { keys, purged, windows, now })
 }
 
+/// What the key was stored as before keys were hashed, if such an entry may be in use.
+fn plain_key(submit: &Submit) -> Option<&str> {
+    submit.plain.as_ref().map(|plain| plain.key.as_str())
+}
+
 async fn entry_rows(find_keys: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
     let tenants: Vec<&str> = batch.iter().map(|submit| submit.tenant.as_str()).collect();
     let keys: Vec<&str> = batch.iter().map(|submit| submit.key.as_str()).collect();
-    find_keys.query(&[&tenants, &keys]).await
+    let plain: Vec<Option<&str>> = batch.iter().map(|submit| plain_key(submit)).collect();
+    find_keys.query(&[&tenants, &keys, &plain]).await
 }
 
 /// Returns the entries of the keys, and the ids of purged requests whose keys are still there.
@@ -203,9 +222,14 @@ fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(IdempotencyEntri
     let (mut keys, mut purged) = (HashMap::with_capacity(rows.len()), Vec::new());
     for row in rows {
         let name: (&str, &str) = (column(row, 0)?, column(row, 1)?);
-        match (names.get(&name), column(row, 5)?) {
-            (Some(name), Some(status)) => {
+        match (names.get(&name), column(row, 5)?, column(row, 7)?) {
+            (Some(name), Some(status), true) => {
                 keys.insert(*name, read_key(row, status)?);
+            }
+            // A later entry of the same key, hashed, takes precedence.
+            (Some(name), Some(status), false) => {
+                let entry = read_key(row, status)?;
+                keys.entry(*name).or_insert(entry);
             }
             _ => purged.push(column(row, 3)?),
         }

@@ -53,7 +53,7 @@ impl JournaledTable for IdempotencyRecords {
 
     fn decode(entries: &mut &[u8]) -> Option<(TenantKey, IdempotencyRecord)> {
         let tenant = TenantId::parse(take_text(entries)?).ok()?;
-        let key = IdempotencyKey::parse(take_text(entries)?).ok()?;
+        let key = IdempotencyKey::from_stored(take_text(entries)?).ok()?;
         let record = IdempotencyRecord {
             fingerprint: Fingerprint::from_bytes(take_bytes(entries)?),
             request_id: RequestId::from_uuid(uuid::Uuid::from_bytes(take_bytes(entries)?)),

@@ -75,7 +75,11 @@ fn known_keys<'a>(
 ) -> rusqlite::Result<IdempotencyEntries<'a>> {
     let mut known = IdempotencyEntries::new();
     for submit in chunk {
-        if let Some(record) = keys.find(&submit.tenant, &submit.key)?
+        let mut record = keys.find(&submit.tenant, &submit.key)?;
+        if let (None, Some(plain)) = (record, &submit.plain) {
+            record = keys.find(&submit.tenant, &plain.key)?;
+        }
+        if let Some(record) = record
             && let Some(receipt) = find_receipt(connection, record.request_id)?
         {
             known.insert((submit.tenant.as_str(), submit.key.as_str()), IdempotencyEntry { record, receipt });

@@ -21,7 +21,11 @@ impl IdempotencyEntry {
     /// Returns the outcome of a submission under this key, or `None` if the key has expired and can be used again.
     #[must_use]
     pub fn answer(&self, submit: &Submit, now: Timestamp) -> Option<SubmitOutcome> {
-        match decide(Some(&self.record), &submit.fingerprint, now) {
+        // A record from before keys were hashed has the plain fingerprint.
+        let plain = submit.plain.as_ref().map(|plain| plain.fingerprint);
+        let fingerprint =
+            plain.filter(|plain| *plain == self.record.fingerprint).unwrap_or(submit.fingerprint);
+        match decide(Some(&self.record), &fingerprint, now) {
             Submission::New => None,
             Submission::Replay(_) => Some(SubmitOutcome::Replayed(self.receipt)),
             Submission::Conflict => Some(SubmitOutcome::Conflict),

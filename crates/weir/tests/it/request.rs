@@ -8,6 +8,8 @@ mod dead;
 mod fixtures;
 mod https;
 mod keys;
+mod rotation;
+mod stored_form;
 mod watch;
 mod work;
 

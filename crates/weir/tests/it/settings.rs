@@ -21,6 +21,29 @@ fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     command.output().unwrap()
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_for_other_versions_stops_the_start_with_one_sentence_and_code_2() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let running = Running::start(Store::Postgres).await;
+    let database = running.database.as_ref().unwrap();
+    let url = database.url().to_owned();
+    for (state, advice) in [
+        ("oldest_version = 1000", "start a newer weir"),
+        ("oldest_version = 1, version = 8", "start an earlier weir first"),
+    ] {
+        database.execute(&format!("UPDATE weir_schema_state SET {state}")).await;
+        let environment = [("WEIR_STORE", url.clone()), ("WEIR_LISTEN", "127.0.0.1:0".to_owned())];
+        let run =
+            move || run(&["serve"], &environment.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let output = tokio::task::spawn_blocking(run).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.trim_end().lines().count()), (Some(2), 1), "{stderr}");
+        assert!(stderr.contains(advice) && stderr.contains("schema"), "{stderr}");
+    }
+}
+
 #[test]
 fn a_wrong_setting_stops_the_start_with_one_sentence_and_code_2() {
     for (arguments, environment, parts) in [

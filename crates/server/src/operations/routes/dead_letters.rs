@@ -328,7 +328,8 @@ fn describe(letter: DeadLetter) -> DeadLetterResponse {
 
 fn describe_request(app: &App, dead: DeadRequest) -> DeadLetterResponse {
     let payload = app.requests.redacted_payload(&dead.request);
-    let Request { id, tenant, request_type, attempts, failure, callback_url, accepted_at, .. } = dead.request;
+    let Request { id, tenant, request_type, attempts, failure, callback_url, accepted_at, .. } =
+        app.requests.open_texts(dead.request);
     let (failure_code, reason) = failure.map(|failure| (failure.code, failure.message)).unzip();
     DeadLetterResponse {
         id: id.to_string(),

@@ -10,10 +10,11 @@
 use std::time::Duration;
 
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Request, RequestStore, Sealed, SealedSearch};
+use weir_store::request::{Request, RequestStore, Sealed, SealedNames, SealedSearch};
 use weir_store::{Error, Result};
 
 use crate::request::encryption::{Keyring, SealedField};
+use crate::request::stored_form::{self, UnknownIndexKey};
 use crate::settings::source::SettingError;
 
 /// How many requests one query searches.
@@ -45,6 +46,15 @@ pub(crate) async fn missing_key(
         if now.since(*registered_at) > retention {
             store.remove_sealing_key(&key.name, &key.digest).await?;
         }
+    }
+    let index = store.key_index().await?;
+    if !index.keys.is_empty() {
+        let Some(key) = stored_form::open(keys, &index.keys) else {
+            return Ok(Some(SettingError::conflict(UnknownIndexKey::new(keys, &index.keys).to_string())));
+        };
+        // Servers that have this server's first key alone can hash, too.
+        let own = keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))?;
+        store.add_index_key(&own).await?;
     }
     let own = keys.sealing_key().map_err(|error| Error::failed("seal", error))?;
     store.register_sealing_key(&own).await?;
@@ -79,8 +89,14 @@ async fn unopenable_request(
 fn opens(keys: &Keyring, request: &Request, name: &str) -> bool {
     let opens =
         |field, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, field, sealed).is_ok();
+    let text_opens = |field, text: &str| {
+        SealedNames::name_of(text) != Some(name) || keys.open_text(request.id, field, text).is_ok()
+    };
+    let message = request.failure.as_ref().map(|failure| failure.message.as_str());
     opens(SealedField::Payload, &request.payload)
         && request.result.as_ref().is_none_or(|result| opens(SealedField::Result, result))
+        && message.is_none_or(|message| text_opens(SealedField::FailureMessage, message))
+        && request.callback_url.as_ref().is_none_or(|url| text_opens(SealedField::CallbackUrl, url))
 }
 
 fn missing_key_error(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
@@ -134,6 +150,11 @@ mod tests {
         }
 
         async fn accept(&self, keys: &str) -> RequestId {
+            self.accept_with_callback(keys, None).await
+        }
+
+        /// Accepts a request whose payload is sealed with `keys`, and its callback URL with others.
+        async fn accept_with_callback(&self, keys: &str, callback_keys: Option<&str>) -> RequestId {
             let id = RequestId::new(self.clock.now(), std::array::from_fn(|_| fastrand::u8(..)));
             let submit = Submit {
                 id,
@@ -141,9 +162,11 @@ mod tests {
                 key: IdempotencyKey::parse(id.to_string()).unwrap(),
                 request_type: RequestType::parse("t").unwrap(),
                 fingerprint: Fingerprint::from_bytes([0; 32]),
+                plain: None,
                 payload: ring(keys).seal(id, SealedField::Payload, b"1").unwrap(),
                 downstream: "echo".to_owned(),
-                callback_url: None,
+                callback_url: callback_keys
+                    .map(|keys| ring(keys).seal_text(id, SealedField::CallbackUrl, "https://a.b").unwrap()),
                 trace: None,
                 needs_broker: false,
             };
@@ -212,6 +235,29 @@ mod tests {
             ["b"],
             "after the retention nobody does, and it is not searched for again"
         );
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_decrypt_the_key_of_the_hashes_does_not_start() {
+        let fixture = StoreFixture::new();
+        let sealed = ring(A).seal_index_key(&[7; 32]).unwrap();
+        fixture.engine.begin_key_index(&sealed).await.unwrap();
+        for keys in [B, OTHER_A] {
+            let sentence = fixture.start(keys).await.expect("it must not start");
+            assert!(sentence.contains("WEIR_REQUEST_KEYS") && sentence.contains("\"a\""), "{sentence}");
+        }
+        assert_eq!(fixture.start(&format!("{B},{A}")).await, None);
+        assert_eq!(fixture.start(B).await, None, "a server with both has stored it for this key, too");
+        assert_eq!(fixture.start(A).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_text_that_cannot_be_decrypted_is_found_like_a_payload() {
+        let fixture = StoreFixture::new();
+        assert_eq!((fixture.start(A).await, fixture.start(B).await), (None, None));
+        fixture.accept_with_callback(B, Some(A)).await;
+        assert!(fixture.start(B).await.is_some_and(|sentence| sentence.contains("\"a\"")));
+        assert_eq!(fixture.start(&format!("{B},{A}")).await, None);
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use weir_store::request::{Job, JobReport, Sealed};
 use super::downstream::{Downstream, DownstreamResponse};
 use crate::request::encryption::{Keyring, SealedField};
 use crate::request::events::PayloadUnreadable;
+use crate::request::stored_form::StoredForm;
 use crate::request::trace::trace_id;
 
 /// How long a request with an unreadable payload waits: an operator has to add its key again.
@@ -21,6 +22,7 @@ const UNREADABLE_PAYLOAD_DELAY: Duration = Duration::from_secs(60);
 /// Runs jobs. Shared by all calls of a worker.
 pub(super) struct JobRunner {
     pub(super) keyring: Arc<Keyring>,
+    pub(super) form: Arc<StoredForm>,
     pub(super) clock: Arc<dyn Clock>,
     /// Cancelled when the server begins to stop: no new calls after that.
     pub(super) closing: CancellationToken,
@@ -77,7 +79,7 @@ impl JobRunner {
         };
         let job_result = tokio::select! {
             biased;
-            called = downstream.call(&job, payload) => self.finish_call(job.id, called, downstream, permit),
+            called = downstream.call(&job, payload) => self.finish_call(job.id, called, downstream, permit).await,
             () = self.abort.cancelled() => {
                 downstream.breaker.report(permit, DownstreamHealth::Unknown);
                 JobResult::not_called(Duration::ZERO).because("the server stopped during the call".to_owned())
@@ -86,7 +88,7 @@ impl JobRunner {
         finished(&job, claimed_at, job_result)
     }
 
-    fn finish_call(
+    async fn finish_call(
         &self,
         id: RequestId,
         called: DownstreamResponse,
@@ -98,12 +100,18 @@ impl JobRunner {
         downstream.breaker.report(permit, decision.health());
         let problem = problem.map(|problem| problem.to_string());
         let result = result.filter(|_| decision == RetryDecision::Complete);
+        let message = match decision.cause() {
+            // If it cannot be sealed now, the store writes the same sentence as it is: it is one of a few.
+            Some(cause) => self.form.of_text(id, SealedField::FailureMessage, cause.to_string()).await.ok(),
+            None => None,
+        };
         match result.map(|result| self.keyring.seal(id, SealedField::Result, &result)).transpose() {
-            Ok(result) => JobResult { report: WorkerReport::Called(decision), result, problem },
+            Ok(result) => JobResult { report: WorkerReport::Called(decision), result, message, problem },
             // Without its result the call is worthless: the downstream is called again.
             Err(error) => JobResult {
                 report: WorkerReport::Called(classify(CallOutcome::Unreadable)),
                 result: None,
+                message: None,
                 problem: Some(error.to_string()),
             },
         }
@@ -113,12 +121,14 @@ impl JobRunner {
 struct JobResult {
     report: WorkerReport,
     result: Option<Sealed>,
+    /// The failure message as it is stored.
+    message: Option<String>,
     problem: Option<String>,
 }
 
 impl JobResult {
     const fn not_called(after: Duration) -> Self {
-        Self { report: WorkerReport::NotCalled { after }, result: None, problem: None }
+        Self { report: WorkerReport::NotCalled { after }, result: None, message: None, problem: None }
     }
 
     fn because(self, problem: String) -> Self {
@@ -127,9 +137,9 @@ impl JobResult {
 }
 
 fn finished(job: &Job, claimed_at: Instant, job_result: JobResult) -> FinishedJob {
-    let JobResult { report, result, problem } = job_result;
-    let report =
-        JobReport { id: job.id, token: job.token, report, result, detail: None, random: fastrand::u64(..) };
+    let JobResult { report, result, message, problem } = job_result;
+    let random = fastrand::u64(..);
+    let report = JobReport { id: job.id, token: job.token, report, result, detail: message, random };
     let trace_id = trace_id(job.id, job.trace.as_ref());
     FinishedJob { report, tenant: job.tenant.clone(), trace_id, attempt: job.attempt, claimed_at, problem }
 }

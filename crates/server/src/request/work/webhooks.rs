@@ -225,7 +225,7 @@ impl Webhooks {
             let Some(request) = request(id).filter(|request| request.status.is_final()) else {
                 return WebhookAction::Settle(WebhookOutcome::Done);
             };
-            match receiver_of(request) {
+            match receiver_of(&self.dependencies.keyring, request) {
                 Ok((_, url)) => {
                     let (tenant, receiver) = (request.tenant.clone(), url.authority().to_owned());
                     let trace_id = trace_id(id, request.trace.as_ref());

@@ -82,6 +82,7 @@ impl Worker {
         let reporter = Reporter::new(&self.dependencies);
         let runner = Arc::new(JobRunner {
             keyring: Arc::clone(&self.dependencies.keyring),
+            form: Arc::clone(&self.dependencies.form),
             clock: Arc::clone(&self.dependencies.clock),
             closing: closing.clone(),
             abort: CancellationToken::new(),

@@ -4,6 +4,8 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 use weir_store::request::NewRequest;
 
+use super::plain_key;
+
 /// The arrays in the order of `unnest` in the statements.
 pub(super) struct SubmitColumns<'a> {
     ids: Vec<Uuid>,
@@ -18,6 +20,7 @@ pub(super) struct SubmitColumns<'a> {
     downstreams: Vec<&'a str>,
     traceparents: Vec<Option<String>>,
     tracestates: Vec<Option<&'a str>>,
+    plain_keys: Vec<Option<&'a str>>,
 }
 
 impl<'a> SubmitColumns<'a> {
@@ -36,6 +39,7 @@ impl<'a> SubmitColumns<'a> {
             downstreams: batch().map(|submit| submit.downstream.as_str()).collect(),
             traceparents: batch().map(|submit| Some(submit.trace.as_ref()?.parent.to_string())).collect(),
             tracestates: batch().map(|submit| submit.trace.as_ref()?.state.as_deref()).collect(),
+            plain_keys: batch().map(plain_key).collect(),
         }
     }
 
@@ -44,7 +48,7 @@ impl<'a> SubmitColumns<'a> {
         &'v self,
         rest: [&'v (dyn ToSql + Sync); N],
     ) -> Vec<&'v (dyn ToSql + Sync)> {
-        let arrays: [&(dyn ToSql + Sync); 12] = [
+        let arrays: [&(dyn ToSql + Sync); 13] = [
             &self.ids,
             &self.tenants,
             &self.keys,
@@ -57,6 +61,7 @@ impl<'a> SubmitColumns<'a> {
             &self.downstreams,
             &self.traceparents,
             &self.tracestates,
+            &self.plain_keys,
         ];
         arrays.into_iter().chain(rest).collect()
     }

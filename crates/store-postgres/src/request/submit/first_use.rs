@@ -1,6 +1,6 @@
 //! Inserts submissions whose keys are new, as nearly all are: one statement, which is its own transaction, and one round trip. A
-//! submission that it does not insert has a key that is in use, has expired, or outlived its request; `submit_any` decides it,
-//! with the entry of the key at hand.
+//! submission that it does not insert has a key that is in use, has expired, outlived its request, or was stored before keys were
+//! hashed; `submit_any` decides it, with the entry of the key at hand.
 
 use std::collections::HashSet;
 
@@ -16,15 +16,20 @@ use crate::{Postgres, time};
 
 /// Writes nothing if no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
 const INSERT: &str = "
-    WITH clock AS MATERIALIZED (SELECT coalesce($13, clock_timestamp()) AS now),
-    new AS (
+    WITH clock AS MATERIALIZED (SELECT coalesce($14, clock_timestamp()) AS now),
+    submitted AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
-                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[])
+                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[])
             AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
-                    traceparent, tracestate)),
+                    traceparent, tracestate, plain)),
+    new AS (
+        SELECT * FROM submitted
+        WHERE plain IS NULL OR (
+            SELECT true FROM idempotency_record AS entry
+            WHERE entry.tenant_id = submitted.tenant_id AND entry.idempotency_key = submitted.plain OFFSET 0) IS NULL),
     inserted AS (
         INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-        SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $14::bigint * interval '1 microsecond'
+        SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $15::bigint * interval '1 microsecond'
         FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
         RETURNING request_id),
@@ -39,7 +44,7 @@ const INSERT: &str = "
         SELECT request_id, downstream, (SELECT now FROM clock), status = 'PENDING_ENQUEUE'
         FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $15, count(*) FROM inserted HAVING count(*) > 0
+        INSERT INTO request_ledger (slot, accepted) SELECT $16, count(*) FROM inserted HAVING count(*) > 0
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id, (SELECT now FROM clock) FROM inserted";
 

@@ -88,6 +88,7 @@ fn submit(n: u64) -> Result<Submit> {
         key: IdempotencyKey::parse(n.to_string())?,
         fingerprint: Fingerprint::new(&request_type, &CanonicalJson::parse(b"{}")?),
         request_type,
+        plain: None,
         payload: Sealed { key_id: "bench".to_owned(), bytes: vec![7; 128] },
         downstream: "default".to_owned(),
         callback_url: None,

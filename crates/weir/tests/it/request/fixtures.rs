@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::Method;
+use rusqlite::types::ValueRef;
 use serde_json::{Value, json};
 use weir_core::Timestamp;
 use weir_core::webhook::{SigningSecret, sign};
@@ -166,6 +167,32 @@ impl Api {
         let payloads: Vec<_> = payloads.map(Result::unwrap).collect();
         assert!(!payloads.is_empty());
         payloads.iter().any(|bytes| bytes.windows(wanted.len()).any(|window| window == wanted))
+    }
+
+    /// All rows of the tables of requests and idempotency keys as text, bytes in hexadecimal.
+    pub(super) async fn stored_rows(&self) -> String {
+        if let Some(database) = &self.running.database {
+            let rows = "SELECT request_record::text FROM request_record
+                        UNION ALL SELECT idempotency_record::text FROM idempotency_record";
+            return database.query_strings(rows).await.into_iter().flatten().flatten().collect();
+        }
+        let (file, mut text) = (self.file(), String::new());
+        for table in ["request_record", "idempotency_record", "idempotency_journal"] {
+            let mut statement = file.prepare(&format!("SELECT * FROM {table}")).unwrap();
+            let columns = statement.column_count();
+            let mut rows = statement.query([]).unwrap();
+            while let Some(row) = rows.next().unwrap() {
+                for column in 0..columns {
+                    match row.get_ref(column).unwrap() {
+                        ValueRef::Blob(bytes) => bytes.iter().for_each(|byte| text += &format!("{byte:02x}")),
+                        ValueRef::Text(value) => text += &String::from_utf8_lossy(value),
+                        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => {}
+                    }
+                    text.push('\n');
+                }
+            }
+        }
+        text
     }
 
     pub(super) async fn wait_for_log(&self, part: &str) -> String {

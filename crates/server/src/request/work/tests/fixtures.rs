@@ -25,9 +25,11 @@ use weir_store_sqlite::Sqlite;
 use crate::request::encryption::{Keyring, SealedField, TextKeys};
 use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
+use crate::request::stored_form::StoredForm;
 use crate::request::work::{Worker, WorkerDependencies};
 use crate::settings::Settings;
 use crate::settings::source::Sources;
+use crate::settings::store::Formats;
 
 /// How long a test waits for what must happen.
 pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -84,6 +86,7 @@ impl Fixture {
             store: Arc::new(self.engine.clone()),
             source: None,
             keyring: Arc::clone(&self.keyring),
+            form: self.form(),
             clock: self.engine.clock(),
             settings: self.settings.clone(),
             metrics: self.metrics.clone(),
@@ -91,6 +94,11 @@ impl Fixture {
             on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
             grace: Duration::from_secs(10),
         }
+    }
+
+    fn form(&self) -> Arc<StoredForm> {
+        let (store, keys) = (Arc::new(self.engine.clone()), Arc::clone(&self.keyring));
+        Arc::new(StoredForm::new(store, keys, Formats::Newest, TEST_TIMEOUT))
     }
 
     pub(super) fn start(&self) -> RunningWorker {
@@ -120,6 +128,7 @@ impl Fixture {
             key: IdempotencyKey::parse(id.to_string()).unwrap(),
             request_type: RequestType::parse("t").unwrap(),
             fingerprint: Fingerprint::from_bytes([0; 32]),
+            plain: None,
             payload: self.keyring.seal(id, SealedField::Payload, payload.as_bytes()).unwrap(),
             downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
             callback_url: None,

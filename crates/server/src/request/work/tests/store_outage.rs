@@ -12,8 +12,8 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch,
-    SealingKey, Submit, SubmitOutcome,
+    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
+    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -147,6 +147,24 @@ impl RequestStore for Outage {
         unreachable!()
     }
     async fn newest_request(&self) -> Result<Option<Request>> {
+        unreachable!()
+    }
+    async fn key_index(&self) -> Result<KeyIndex> {
+        self.engine.key_index().await
+    }
+    async fn begin_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+        unreachable!()
+    }
+    async fn add_index_key(&self, _: &SealedIndexKey) -> Result<()> {
+        unreachable!()
+    }
+    async fn remove_index_key(&self, _: &str, _: &str) -> Result<()> {
+        unreachable!()
+    }
+    async fn sealed_names(&self, _: Option<RequestId>, _: usize) -> Result<Vec<SealedNames>> {
+        unreachable!()
+    }
+    async fn reseal_request(&self, _: &ResealedRequest) -> Result<()> {
         unreachable!()
     }
 }

@@ -12,7 +12,7 @@ use weir_store::request::Request;
 use super::fair_queue::Turn;
 use super::{ClaimedWebhook, Webhooks, message};
 use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget};
-use crate::request::encryption::{OpenError, SealedField};
+use crate::request::encryption::{Keyring, OpenError, SealedField};
 use crate::request::trace;
 use crate::request::work::downstream::AGENT;
 
@@ -43,9 +43,16 @@ pub(super) enum WebhookOutcome {
 
 /// The receiver of a request's webhook.
 pub(super) fn receiver_of(
+    keyring: &Keyring,
     request: &Request,
 ) -> std::result::Result<(OutboundTarget, url::Url), WebhookOutcome> {
-    let url: Option<url::Url> = request.callback_url.as_deref().and_then(|url| url.parse().ok());
+    let url = request.callback_url.as_deref();
+    let url = url.map(|url| keyring.open_text(request.id, SealedField::CallbackUrl, url)).transpose();
+    let url = url.map_err(|error| {
+        let reason = format!("cannot decrypt the callback URL: {error}");
+        WebhookOutcome::Retry { retry_after: None, reason }
+    })?;
+    let url: Option<url::Url> = url.and_then(|url| url.parse().ok());
     let target = url.and_then(|url| Some((OutboundTarget::new(&url)?, url)));
     target.ok_or_else(|| WebhookOutcome::Dead("the callback URL is missing or cannot be called".to_owned()))
 }
@@ -62,14 +69,14 @@ impl Webhooks {
         let found =
             self.dependencies.store.find_request(item.id).await?.filter(|request| request.status.is_final());
         let Some(request) = found else { return Ok(WebhookOutcome::Done) };
-        let target = match receiver_of(&request) {
+        let target = match receiver_of(&self.dependencies.keyring, &request) {
             Ok((target, _)) => target,
             Err(outcome) => return Ok(outcome),
         };
         let body = match self.body(&request) {
             Ok(body) => body,
             Err(error) => {
-                let reason = format!("cannot decrypt the result: {error}");
+                let reason = format!("cannot decrypt the result or the failure message: {error}");
                 return Ok(WebhookOutcome::Retry { retry_after: None, reason });
             }
         };
@@ -106,7 +113,10 @@ impl Webhooks {
     fn body(&self, request: &Request) -> std::result::Result<Bytes, OpenError> {
         let open = |sealed| self.dependencies.keyring.open(request.id, SealedField::Result, sealed);
         let result = request.result.as_ref().map(open).transpose()?;
-        Ok(message::encode(request, result.as_deref()))
+        let message = request.failure.as_ref().map(|failure| {
+            self.dependencies.keyring.open_text(request.id, SealedField::FailureMessage, &failure.message)
+        });
+        Ok(message::encode(request, message.transpose()?.as_deref(), result.as_deref()))
     }
 
     fn headers(&self, tenant: &TenantId, name: &str, body: &Bytes) -> HeaderMap {

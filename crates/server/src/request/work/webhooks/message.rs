@@ -20,8 +20,9 @@ struct Data<'a> {
     updated_at: jiff::Timestamp,
 }
 
-/// The body: the event, its time, and the request as `GET /v1/requests/{requestId}` shows it.
-pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
+/// The body: the event, its time, and the request as `GET /v1/requests/{requestId}` shows it, with its decrypted failure message
+/// and result.
+pub(super) fn encode(request: &Request, failure_message: Option<&str>, result: Option<&[u8]>) -> Bytes {
     let kind = match request.status {
         RequestStatus::Completed => "request.completed",
         _ => "request.failed",
@@ -31,7 +32,7 @@ pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
         request_id: request.id.to_string(),
         status: request.status.as_str(),
         failure_code: failure.map(|failure| failure.code.as_str()),
-        failure_message: failure.map(|failure| failure.message.as_str()),
+        failure_message,
         attempts: request.attempts,
         accepted_at: rfc3339(request.accepted_at),
         updated_at,

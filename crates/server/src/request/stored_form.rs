@@ -1,0 +1,203 @@
+//! The form in which idempotency keys, fingerprints, failure messages and callback URLs are stored: as keyed hashes and sealed, or
+//! as they are while servers of the version before use the same store.
+//!
+//! The key of the hashes is generated once per store and sealed there with the request keys, so all servers hash alike, whichever
+//! request key they seal with, and a rotation of request keys changes no hash. A store begins with it at its first submission; one
+//! that an earlier version has created waits for the setting `postgres.formats`. It never ends: the store refuses other keys from
+//! then on, so a server that has not heard of it yet cannot accept a key twice.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use ring::hmac;
+use weir_core::request::canonical::Fingerprint;
+use weir_core::{IdempotencyKey, RequestId, TenantId};
+use weir_store::request::{KeyIndex, PlainKey, RequestStore, SealedIndexKey};
+use weir_store::{Error, Result};
+
+use super::encryption::{INDEX_KEY_BYTES, Keyring, SealedField};
+use super::events::HashingDelayed;
+use crate::engines::within;
+use crate::settings::store::Formats;
+
+/// How long the form is cached while it may change.
+const CACHED_FOR: Duration = Duration::from_secs(5);
+const KEY_LABEL: &[u8] = b"weir idempotency key";
+const FINGERPRINT_LABEL: &[u8] = b"weir fingerprint";
+
+/// The form of a store, cached.
+pub(crate) struct StoredForm {
+    store: Arc<dyn RequestStore>,
+    keys: Arc<Keyring>,
+    formats: Formats,
+    timeout: Duration,
+    cached: Mutex<Option<(Instant, Form)>>,
+    /// Held during a read, so that concurrent callers wait for one answer.
+    reading: tokio::sync::Mutex<()>,
+}
+
+#[derive(Clone)]
+enum Form {
+    Plain,
+    Hashed {
+        key: Arc<hmac::Key>,
+        /// Whether a key that was stored before may be in use.
+        may_have_plain: bool,
+    },
+}
+
+/// An idempotency key and a fingerprint as they are stored.
+pub(crate) struct StoredKey {
+    pub key: IdempotencyKey,
+    pub fingerprint: Fingerprint,
+    /// What they were stored as before, if that may be in use.
+    pub plain: Option<PlainKey>,
+}
+
+impl StoredForm {
+    pub(crate) fn new(
+        store: Arc<dyn RequestStore>,
+        keys: Arc<Keyring>,
+        formats: Formats,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            store,
+            keys,
+            formats,
+            timeout,
+            cached: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// An idempotency key as it is stored.
+    /// Fails when the form is not known and the store does not answer, or this server cannot decrypt the key of the hashes.
+    pub(crate) async fn of_key(
+        &self,
+        tenant: &TenantId,
+        key: IdempotencyKey,
+        fingerprint: Fingerprint,
+    ) -> Result<StoredKey> {
+        let (index_key, may_have_plain) = match self.get().await? {
+            Form::Plain => return Ok(StoredKey { key, fingerprint, plain: None }),
+            Form::Hashed { key, may_have_plain } => (key, may_have_plain),
+        };
+        let hash = |label: &[u8], content: &[u8]| {
+            let mut context = hmac::Context::with_key(&index_key);
+            // Each part with its length, so that no two lists of parts are the same bytes.
+            for part in [label, tenant.as_str().as_bytes(), key.as_str().as_bytes(), content] {
+                context.update(&(part.len() as u64).to_be_bytes());
+                context.update(part);
+            }
+            context.sign()
+        };
+        let hashed = IdempotencyKey::from_hash(hash(KEY_LABEL, &[]).as_ref());
+        let mut bytes = [0; 32];
+        let tag = hash(FINGERPRINT_LABEL, fingerprint.as_bytes());
+        bytes.iter_mut().zip(tag.as_ref()).for_each(|(byte, tag)| *byte = *tag);
+        let plain = may_have_plain.then(|| PlainKey { key: key.clone(), fingerprint });
+        Ok(StoredKey { key: hashed, fingerprint: Fingerprint::from_bytes(bytes), plain })
+    }
+
+    /// A text of a request as it is stored.
+    /// Fails like [`StoredForm::of_key`].
+    pub(crate) async fn of_text(&self, id: RequestId, field: SealedField, text: String) -> Result<String> {
+        match self.get().await? {
+            Form::Plain => Ok(text),
+            Form::Hashed { .. } => {
+                self.keys.seal_text(id, field, &text).map_err(|error| Error::failed("seal", error))
+            }
+        }
+    }
+
+    /// Forgets the cached form, after the store has refused a key of that form.
+    pub(crate) fn forget(&self) {
+        *self.cached.lock() = None;
+    }
+
+    async fn get(&self) -> Result<Form> {
+        if let Some(cached) = self.cached() {
+            return Ok(cached);
+        }
+        let _reading = self.reading.lock().await;
+        if let Some(cached) = self.cached() {
+            return Ok(cached);
+        }
+        let read_at = Instant::now();
+        let form = match within(self.timeout, self.read()).await {
+            Ok(form) => form,
+            // The store refuses what is no longer right.
+            Err(error) if error.is_transient() => self.last().ok_or(error)?,
+            Err(error) => return Err(error),
+        };
+        *self.cached.lock() = Some((read_at, form.clone()));
+        Ok(form)
+    }
+
+    fn cached(&self) -> Option<Form> {
+        let cached = self.cached.lock();
+        let (at, form) = cached.as_ref()?;
+        let is_settled = matches!(form, Form::Hashed { may_have_plain: false, .. });
+        (is_settled || at.elapsed() < CACHED_FOR).then(|| form.clone())
+    }
+
+    fn last(&self) -> Option<Form> {
+        self.cached.lock().as_ref().map(|(_, form)| form.clone())
+    }
+
+    /// Reads the form, and begins the hashes if they may begin.
+    async fn read(&self) -> Result<Form> {
+        let index = self.store.key_index().await?;
+        if !index.keys.is_empty() {
+            return self.hashed(&index);
+        }
+        if index.is_upgraded && self.formats == Formats::Compatible {
+            return Ok(Form::Plain);
+        }
+        let key: [u8; INDEX_KEY_BYTES] = rand::random();
+        let sealed = self.keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))?;
+        match self.store.begin_key_index(&sealed).await {
+            Ok(()) => {}
+            Err(error) if index.is_upgraded && error.is_transient() => {
+                HashingDelayed { error: &error }.emit();
+                return Ok(Form::Plain);
+            }
+            Err(error) => return Err(error),
+        }
+        // Another server may have begun with another key.
+        self.hashed(&self.store.key_index().await?)
+    }
+
+    fn hashed(&self, index: &KeyIndex) -> Result<Form> {
+        let key = open(&self.keys, &index.keys).ok_or_else(|| {
+            Error::unavailable("request keys", UnknownIndexKey::new(&self.keys, &index.keys))
+        })?;
+        let key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &key));
+        Ok(Form::Hashed { key, may_have_plain: index.may_have_plain })
+    }
+}
+
+/// Opens the key of the hashes.
+pub(crate) fn open(keys: &Keyring, sealed: &[SealedIndexKey]) -> Option<Vec<u8>> {
+    sealed.iter().find_map(|sealed| keys.open_index_key(sealed))
+}
+
+/// The server has none of the request keys that open the key of the hashes.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the key that idempotency keys are hashed with is encrypted with the request key {name}, and {source_name} has no such key: \
+     give all servers on one store the same WEIR_REQUEST_KEYS, or add the key again after the one that encrypts"
+)]
+pub(crate) struct UnknownIndexKey {
+    name: String,
+    source_name: String,
+}
+
+impl UnknownIndexKey {
+    pub(crate) fn new(keys: &Keyring, sealed: &[SealedIndexKey]) -> Self {
+        let names = sealed.iter().map(|key| format!("\"{}\" (digest {})", key.name, key.digest));
+        Self { name: names.collect::<Vec<_>>().join(" or "), source_name: keys.source().to_owned() }
+    }
+}
