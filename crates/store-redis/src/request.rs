@@ -256,7 +256,9 @@ impl RequestStore for RedisRequests {
     }
 
     async fn reseal_request(&self, resealed: &ResealedRequest) -> Result<()> {
-        self.store.reseal_request(resealed).await
+        let done = self.store.reseal_request(resealed).await;
+        self.invalidate([resealed.id]).await;
+        done
     }
 }
 
