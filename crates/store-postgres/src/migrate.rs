@@ -247,9 +247,10 @@ mod tests {
             let (first, second) = (first.expect("a session"), second.expect("a session"));
             let create = create_indexes(&first);
             let end_writer = async {
+                // Not from the writer: within a transaction the view stays as it was at its first reading.
                 let waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%INDEX CONCURRENTLY%' AND \
                                wait_event_type = 'Lock' AND datname = current_database()";
-                while writer.query_one(waiting, &[]).await.expect("a count").get::<_, i64>(0) == 0 {
+                while second.query_one(waiting, &[]).await.expect("a count").get::<_, i64>(0) == 0 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 create_indexes(&second).await.expect("it leaves the index to the first one");
