@@ -39,7 +39,7 @@ pub struct App {
     /// The memory for bulk uploads and their responses: the other half. Uploads that wait for memory, or for callers that do
     /// not read, take none from ordinary requests.
     pub upload_buffers: BufferBudget,
-    /// Encrypts the payloads of requests.
+    /// Encrypts payloads, results, failure messages and callback URLs of requests.
     pub keys: Arc<Keyring>,
     pub health: Health,
     pub(crate) backlog: Backlog,

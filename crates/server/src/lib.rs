@@ -175,7 +175,8 @@ impl Server {
         )
     }
 
-    /// Stops the server after it has finished what it accepted. Returns false if `http.shutdown_timeout` was not enough.
+    /// Stops the server after it has finished what it accepted; `weir serve` calls it on SIGTERM and SIGINT. Beside `finish` run
+    /// the steps of `shutdown.rs`: at once, at 3/4 and at 13/16 of `http.shutdown_timeout`. Returns false if that was not enough.
     pub async fn stop(self) -> bool {
         let timeout = self.app.settings.http.shutdown_timeout;
         let shutdown = self.app.shutdown.clone();

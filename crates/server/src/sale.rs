@@ -5,7 +5,7 @@ pub(crate) mod challenge;
 pub(crate) mod event_ring;
 mod events;
 pub(crate) mod metrics;
-pub(crate) mod purchase_worker;
+pub(crate) mod replayed_purchases;
 pub(crate) mod routes;
 pub(crate) mod service;
 pub(crate) mod settings;

@@ -12,7 +12,7 @@ use crate::quota::sender::Sender;
 use crate::request::work::maintenance::Maintenance;
 use crate::request::work::webhooks::Webhooks;
 use crate::request::work::{EnabledCheck, Worker, WorkerDependencies, webhooks};
-use crate::sale::purchase_worker::PurchaseWorker;
+use crate::sale::replayed_purchases::ReplayedPurchases;
 use crate::slot::dispatcher::Dispatcher;
 
 /// The part of the shutdown timeout that is reserved for putting back unfinished jobs.
@@ -33,7 +33,7 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
             workers.spawn(sales.clone().persist_purchases(app.shutdown.closing().clone()));
             let (queue, ledger) =
                 (Arc::clone(&app.engines.store.queue), Arc::clone(&app.engines.store.sale_ledger));
-            workers.spawn(PurchaseWorker::new(queue, ledger).run(app.shutdown.closing().clone()));
+            workers.spawn(ReplayedPurchases::new(queue, ledger).run(app.shutdown.closing().clone()));
         }
         if roles.reconciler {
             workers.spawn(sales.clone().reconcile(app.shutdown.closing().clone()));

@@ -3,6 +3,10 @@
 //! A process records spans once a sink is installed; until then nothing here does more than one atomic load. Which span
 //! the current task works in is local to the task, so that whatever an engine is asked for becomes a child of the call or
 //! the batch that needs it.
+//!
+//! Spans are begun for calls in `server/src/telemetry/request_context.rs`, for lanes in `lane.rs`, for engines in
+//! `engine_calls.rs`, for events in `queue/src/publish.rs`, for downstreams and webhooks in `server/src/request/trace.rs`, for
+//! AI upstreams in `server/src/gateway.rs`. A new outgoing call begins one with [`Span::begin_current`].
 
 use std::borrow::Cow;
 use std::future::Future;

@@ -1,9 +1,10 @@
 //! A limit of any kind, for policies whose kind is chosen when they are created.
 //!
-//! A new kind needs, besides this enum: its columns (`weir-store/src/tier/policy.rs`) and a migration of each engine, which
-//! check the kind; `weir-store-redis`: `tier/script_key.rs` and `scripts/tier.lua`; the API and the settings
-//! (`tier/routes/policy.rs` and `tier/settings/policy_input.rs` of `weir-server`, `weir.default.toml`, docs/tier.md);
-//! `weir-tower/src/policy.rs`; the cases and the model in `weir-store-conformance`.
+//! A new kind needs, besides this enum and its re-export in `core/src/tier.rs`: its columns (`store/src/tier/policy.rs`) and a
+//! migration of each engine, which check the kind; `store-redis/src`: `tier/script_key.rs` and `scripts/tier.lua`; the API and
+//! the settings (`server/src/tier/routes/policy.rs`, `server/src/tier/settings/policy_input.rs`, `weir.default.toml`,
+//! docs/tier.md); `tower/src/policy.rs` and `tower/README.md`; the cases and the model in `store-conformance`. Servers of the
+//! version before cannot read it: docs/upgrades.md, "For developers".
 
 use std::time::Duration;
 

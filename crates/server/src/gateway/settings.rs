@@ -21,11 +21,13 @@ pub struct GatewaySettings {
     pub trust_forwarded: bool,
     /// `ai.max_body`: the largest request body, in bytes.
     pub max_body: usize,
-    /// `ai.connect_timeout`: how long the upstream may take to accept a connection.
+    /// `ai.connect_timeout`: how long name look-up, connection and TLS handshake may take together (`outbound/connect.rs`).
     pub connect_timeout: Duration,
-    /// `ai.first_byte_timeout`: how long the upstream may take to begin its response.
+    /// `ai.first_byte_timeout`: how long the upstream may take to begin its response, from the end of the request
+    /// (`wait_for_response` in `gateway.rs`).
     pub first_byte_timeout: Duration,
-    /// `ai.idle_timeout`: how long the upstream may pause within its response, and a tunnel in both directions.
+    /// `ai.idle_timeout`: how long the upstream may pause within its response (`poll_cut_off` in `upstream.rs`), and a tunnel in
+    /// both directions (`tunnel.rs`). Pauses of callers are limited by `http.read_timeout` (`request_body.rs`).
     pub idle_timeout: Duration,
     /// `ai.max_idle`: idle connections to the upstream, an equal part of them for each HTTP thread.
     pub max_idle: usize,

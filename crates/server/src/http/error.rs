@@ -1,6 +1,7 @@
 //! Maps errors to responses in the common format. Causes are logged here, once, and not shown to callers.
 //!
-//! Only the sale API, which has an envelope of its own (`sale_error.rs`), and gRPC (`grpc/decide.rs`) have other formats.
+//! Only the sale API, which has an envelope of its own (`sale_error.rs`), gRPC (`grpc/decide.rs`), `/health` and `/readyz` have
+//! other formats.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

@@ -1,4 +1,5 @@
-//! Which capabilities this process can serve now, for `/readyz`. `health` checks the engines.
+//! Which capabilities this process can serve now, for `/readyz`. `health` checks the engines; of Redis it asks the connection that
+//! all capabilities share (`redis.timeout`), not the one that decides sales.
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
 //! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
-//! Submissions are counted with their latency in `service.rs`, whatever their outcome.
+//! Submissions are counted with their latency in `service.rs`, whatever their outcome. Requests that the reconciler publishes
+//! again (`PENDING_ENQUEUE->ACCEPTED`) are one line with their number, in `engines/broker_jobs.rs`.
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinError;

@@ -31,7 +31,8 @@ pub struct StoreSettings {
     pub kafka_partitions: usize,
     /// `postgres.connections`: the most connections that this process opens.
     pub postgres_connections: usize,
-    /// `postgres.formats`: which formats of rows are written to a database that an earlier version has created.
+    /// `postgres.formats`: which formats of rows are written to a database that an earlier version has created;
+    /// `request/stored_form.rs` acts on it.
     pub formats: Formats,
 }
 

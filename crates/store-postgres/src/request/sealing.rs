@@ -1,4 +1,6 @@
-//! The keys with which requests are sealed, as registered in the store. Checked when a server starts.
+//! The keys that requests are sealed with: their registry, checked when a server starts, and searches for what is sealed with one.
+//! Also the switch to hashed idempotency keys (`begin_index`): it stores the key of the hashes, adds the constraint that refuses
+//! any other form, and shuts out older servers. `reseal` replaces what is sealed with an old key.
 
 use uuid::Uuid;
 use weir_core::request::idempotency::RETENTION;

@@ -1,5 +1,5 @@
-//! Assigns a batch: one transaction in a fixed number of round trips, however many events it has and however many full windows
-//! are before them.
+//! Assigns a batch: one transaction in four round trips, however many events it has and however many full windows are before them;
+//! more if others hold windows.
 //!
 //! 1. Read the existing slots of the events and the paces, with a shared lock on each config.
 //! 2. Find the first open window from each requested one on.

@@ -1,5 +1,6 @@
-//! The registry of encryption keys, and searches for requests that are encrypted with one. The keys themselves are not
-//! stored.
+//! The registry of the keys that requests are sealed with, and searches for what is sealed with one; these keys themselves are not
+//! stored. Also the switch to hashed idempotency keys (`begin_index`), whose key is stored, sealed, and `reseal`, which
+//! replaces what is sealed with an old key.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::idempotency::RETENTION;

@@ -71,7 +71,7 @@ struct PurchaseResponse {
 /// concurrency: never more than the stock, never two for one buyer. A buyer who has a unit always gets
 /// `ALREADY_PURCHASED`, so a call whose response was lost can be sent again.
 ///
-/// The purchase is on disk before the response.
+/// The purchase is on disk before the response, or with `--cache` in Redis, which the store follows.
 #[utoipa::path(
     post,
     path = "/api/v1/purchases",

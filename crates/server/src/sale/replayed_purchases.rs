@@ -23,7 +23,7 @@ const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), 
 /// The pause after a failure.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
-pub(crate) struct PurchaseWorker {
+pub(crate) struct ReplayedPurchases {
     source: Arc<dyn MessageSource>,
     ledger: Arc<dyn SaleLedger>,
 }
@@ -45,7 +45,7 @@ enum Disposition {
     Dead(String),
 }
 
-impl PurchaseWorker {
+impl ReplayedPurchases {
     #[must_use]
     pub(crate) fn new(source: Arc<dyn MessageSource>, ledger: Arc<dyn SaleLedger>) -> Self {
         Self { source, ledger }
