@@ -5,6 +5,7 @@
 //! keeping the old one for as long as something is encrypted with it. The request and the field are authenticated, too:
 //! ciphertext that was moved to another row does not open. [`KeyProvider`] supplies the keys.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use base64::Engine as _;
@@ -58,10 +59,15 @@ impl KeyProvider for TextKeys {
         let parts = self.text.split([',', '\n']).map(str::trim);
         let keys: Option<Vec<_>> =
             parts.filter(|part| !part.is_empty() && !part.starts_with('#')).map(parse).collect();
-        keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
+        // What is sealed names its key, so two keys of one name could not be told apart.
+        let are_distinct = |keys: &Vec<(String, Vec<u8>)>| {
+            let names: BTreeSet<&str> = keys.iter().map(|(name, _)| name.as_str()).collect();
+            names.len() == keys.len()
+        };
+        keys.filter(|keys| !keys.is_empty() && are_distinct(keys)).ok_or_else(|| {
             SettingError::secret(
                 self.setting,
-                "a list of name:base64, each key 32 bytes, the first one encrypts",
+                "a list of name:base64, each key 32 bytes and each name once, the first one encrypts",
             )
         })
     }
@@ -401,10 +407,13 @@ mod tests {
 
     #[test]
     fn an_invalid_key_is_refused_without_being_shown() {
-        for bad in ["", "a", "a:", "a:c2hvcnQ=", ":AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "a:!!"] {
+        let twice = format!("{A},{}", B.replace("b:", "a:"));
+        let nameless = &A[1..];
+        for bad in ["", "a", "a:", "a:c2hvcnQ=", nameless, "a:!!", &twice] {
             let keys = TextKeys { setting: "WEIR_REQUEST_KEYS", text: bad.to_owned() };
             let sentence = keys.keys().unwrap_err().to_string();
-            assert!(!sentence.contains("c2hvcnQ") && sentence.contains("WEIR_REQUEST_KEYS"), "{sentence}");
+            assert!(!sentence.contains("c2hvcnQ") && !sentence.contains(&A[2..]), "{sentence}");
+            assert!(sentence.contains("WEIR_REQUEST_KEYS"), "{sentence}");
         }
     }
 

@@ -221,7 +221,8 @@ impl HashingDelayed<'_> {
                 target: "weir::request",
                 error = %self.error.with_causes(),
                 suppressed,
-                "idempotency keys cannot be stored as keyed hashes yet; trying again in 5 s"
+                "idempotency keys cannot be stored as keyed hashes yet: a transaction that has been open for long may hold the \
+                 table idempotency_record; trying again in 5 s"
             );
         }
     }

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -61,12 +61,13 @@ fn run(command: &str, timeout: Duration) -> Result<String, String> {
         let _ = sender.send(read.map(|_length| bytes));
     });
     let late = || format!("it was not done after {timeout:?}");
+    let give_up_at = Instant::now() + timeout;
     let bytes = receiver.recv_timeout(timeout).map_err(|_late| late())?;
     let bytes = bytes.map_err(|error| format!("its output cannot be read ({error})"))?;
     if bytes.len() as u64 > OUTPUT_MAX {
         return Err(format!("it wrote more than {OUTPUT_MAX} bytes"));
     }
-    let status = wait(&mut group.0, timeout).ok_or_else(late)?;
+    let status = wait(&mut group.0, give_up_at).ok_or_else(late)?;
     if !status.success() {
         return Err(format!("it failed ({status}); run it by hand to see why"));
     }
@@ -74,13 +75,12 @@ fn run(command: &str, timeout: Duration) -> Result<String, String> {
 }
 
 /// Waits for a command that has closed its output.
-fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
-    let give_up_at = std::time::Instant::now() + timeout;
+fn wait(child: &mut Child, give_up_at: Instant) -> Option<ExitStatus> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
-        if std::time::Instant::now() >= give_up_at {
+        if Instant::now() >= give_up_at {
             return None;
         }
         std::thread::sleep(Duration::from_millis(5));

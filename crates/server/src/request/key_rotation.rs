@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
-use weir_store::request::{Request, RequestStore, ResealedRequest, Sealed, SealedNames};
+use weir_store::request::{Request, RequestStore, ResealedRequest, Sealed, SealedNames, SealingKey};
 use weir_store::{Error, Result};
 
 use super::encryption::{Keyring, OpenError, SealedField};
@@ -169,9 +169,10 @@ impl KeyRotation {
         per_second: u32,
         mut report: impl FnMut(&RotationProgress),
     ) -> Result<RotationProgress> {
+        let own = self.keys.sealing_key().map_err(seal_failed)?;
+        self.refuse_reused_name(&own).await?;
         let seals_texts = self.add_own_index_key().await?;
         // Servers without the key do not start from here on, if they could not read what is sealed with it.
-        let own = self.keys.sealing_key().map_err(seal_failed)?;
         self.store.register_sealing_key(&own).await?;
         let mut pace = tokio::time::interval(Duration::from_secs(1) / per_second.max(1));
         pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -180,12 +181,11 @@ impl KeyRotation {
             progress.pass += 1;
             (progress.requests, progress.unreadable) = (0, 0);
             progress.examples.clear();
-            let before = progress.resealed;
-            self.pass(&own.name, seals_texts, &mut pace, &mut progress, &mut report).await?;
+            let foreign = self.pass(&own.name, seals_texts, &mut pace, &mut progress, &mut report).await?;
             if progress.pass > 1 {
-                progress.late += progress.resealed - before;
+                progress.late += foreign;
             }
-            if progress.resealed == before {
+            if foreign == 0 {
                 progress.is_complete = progress.unreadable == 0;
                 break;
             }
@@ -196,6 +196,20 @@ impl KeyRotation {
         Ok(progress)
     }
 
+    /// Fails if a key of this name has sealed something and is another one: what it sealed could not be told apart.
+    async fn refuse_reused_name(&self, own: &SealingKey) -> Result<()> {
+        let registered = self.store.sealing_keys().await?;
+        match registered.iter().find(|(key, _)| key.name == own.name && key.digest != own.digest) {
+            None => Ok(()),
+            Some((other, _)) => Err(Error::failed(
+                "request keys",
+                ReusedName { name: own.name.clone(), other: other.digest.clone() },
+            )),
+        }
+    }
+
+    /// Seals every request once that needs it. Returns how many of them were sealed with another key, not counting those with
+    /// texts that were not sealed at all: a worker that gives up a request writes such a text.
     async fn pass(
         &self,
         name: &str,
@@ -203,18 +217,20 @@ impl KeyRotation {
         pace: &mut tokio::time::Interval,
         progress: &mut RotationProgress,
         report: &mut impl FnMut(&RotationProgress),
-    ) -> Result<()> {
+    ) -> Result<u64> {
+        let mut foreign = 0;
         let newest = self.newest().await?;
         let (mut after, mut reported_at) = (None, Instant::now());
         loop {
             let page = self.page(after, newest).await?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else { return Ok(foreign) };
             after = Some(last.id);
             for names in &page {
                 progress.requests += 1;
                 if is_due(names, name, seals_texts) {
                     pace.tick().await;
-                    self.reseal(names.id, name, seals_texts, progress).await?;
+                    let is_resealed = self.reseal(names.id, name, seals_texts, progress).await?;
+                    foreign += u64::from(is_resealed && is_due(names, name, false));
                 }
                 if reported_at.elapsed() >= PROGRESS_EVERY {
                     report(progress);
@@ -230,13 +246,14 @@ impl KeyRotation {
         name: &str,
         seals_texts: bool,
         progress: &mut RotationProgress,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         // One that is gone by now was purged.
-        let Some(request) = self.store.find_request(id).await? else { return Ok(()) };
+        let Some(request) = self.store.find_request(id).await? else { return Ok(false) };
         match self.sealed_again(&request, name, seals_texts)? {
             Ok(resealed) => {
                 self.store.reseal_request(&resealed).await?;
                 progress.resealed += 1;
+                return Ok(true);
             }
             Err(reason) => {
                 progress.unreadable += 1;
@@ -245,7 +262,7 @@ impl KeyRotation {
                 }
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// The fields that are sealed with another key or not sealed, sealed with the key of this name.
@@ -329,6 +346,17 @@ impl KeyRotation {
         }
         Ok(())
     }
+}
+
+/// Something is sealed with another key of the name of the key that encrypts.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "another key named \"{name}\" (digest {other}) has encrypted requests of this store: give the new key a name of its own, and \
+     keep the old one behind it"
+)]
+struct ReusedName {
+    name: String,
+    other: String,
 }
 
 fn seal_failed(error: std::io::Error) -> Error {

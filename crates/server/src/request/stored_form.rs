@@ -23,6 +23,12 @@ use crate::settings::store::Formats;
 
 /// How long the form is cached while it may change.
 const CACHED_FOR: Duration = Duration::from_secs(5);
+/// How long it is cached after that. It is read again in case a store that fails over loses the begin of the hashes.
+const SETTLED_CACHED_FOR: Duration = Duration::from_secs(60);
+/// How long a failure is cached: nobody reads the store meanwhile.
+const FAILURE_CACHED_FOR: Duration = Duration::from_millis(500);
+/// How long a read may delay submissions if there is an older form: they need time for the store after that.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
 const KEY_LABEL: &[u8] = b"weir idempotency key";
 const FINGERPRINT_LABEL: &[u8] = b"weir fingerprint";
 
@@ -32,7 +38,7 @@ pub(crate) struct StoredForm {
     keys: Arc<Keyring>,
     formats: Formats,
     timeout: Duration,
-    cached: Mutex<Option<(Instant, Form)>>,
+    cached: Mutex<Option<(Instant, Result<Form>)>>,
     /// Held during a read, so that concurrent callers wait for one answer.
     reading: tokio::sync::Mutex<()>,
 }
@@ -119,32 +125,36 @@ impl StoredForm {
 
     async fn get(&self) -> Result<Form> {
         if let Some(cached) = self.cached() {
-            return Ok(cached);
+            return cached;
         }
         let _reading = self.reading.lock().await;
         if let Some(cached) = self.cached() {
-            return Ok(cached);
+            return cached;
         }
-        let read_at = Instant::now();
-        let form = match within(self.timeout, self.read()).await {
-            Ok(form) => form,
+        let (read_at, last) = (Instant::now(), self.last());
+        let timeout = if last.is_some() { REFRESH_TIMEOUT } else { self.timeout };
+        let form = match within(timeout, self.read()).await {
             // The store refuses what is no longer right.
-            Err(error) if error.is_transient() => self.last().ok_or(error)?,
-            Err(error) => return Err(error),
+            Err(error) if error.is_transient() => last.ok_or(error),
+            read => read,
         };
         *self.cached.lock() = Some((read_at, form.clone()));
-        Ok(form)
+        form
     }
 
-    fn cached(&self) -> Option<Form> {
+    fn cached(&self) -> Option<Result<Form>> {
         let cached = self.cached.lock();
         let (at, form) = cached.as_ref()?;
-        let is_settled = matches!(form, Form::Hashed { may_have_plain: false, .. });
-        (is_settled || at.elapsed() < CACHED_FOR).then(|| form.clone())
+        let cached_for = match form {
+            Ok(Form::Hashed { may_have_plain: false, .. }) => SETTLED_CACHED_FOR,
+            Ok(_) => CACHED_FOR,
+            Err(_) => FAILURE_CACHED_FOR,
+        };
+        (at.elapsed() < cached_for).then(|| form.clone())
     }
 
     fn last(&self) -> Option<Form> {
-        self.cached.lock().as_ref().map(|(_, form)| form.clone())
+        self.cached.lock().as_ref().and_then(|(_, form)| form.as_ref().ok().cloned())
     }
 
     /// Reads the form, and begins the hashes if they may begin.
@@ -160,7 +170,8 @@ impl StoredForm {
         let sealed = self.keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))?;
         match self.store.begin_key_index(&sealed).await {
             Ok(()) => {}
-            Err(error) if index.is_upgraded && error.is_transient() => {
+            // Whoever begins later finds what is stored until then.
+            Err(error) if error.is_transient() => {
                 HashingDelayed { error: &error }.emit();
                 return Ok(Form::Plain);
             }

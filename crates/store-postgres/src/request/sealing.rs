@@ -61,15 +61,18 @@ const RESEAL: &str = "
 /// The constraint that refuses keys that are not hashed. Its table is locked while it is added, so every key that was stored
 /// without a hash is visible to all who store one with it.
 pub(super) const HASHED_KEYS: &str = "idempotency_record_hashed";
-/// Rows of before are not checked, so nothing is read. If the lock is not had at once, the next submission tries again: others
-/// would wait behind this one.
+/// Rows of before are not checked, so nothing is read.
 const REFUSE_PLAIN_KEYS: &str = r"
-    SET LOCAL lock_timeout = '500ms';
     ALTER TABLE idempotency_record ADD CONSTRAINT idempotency_record_hashed
     CHECK (starts_with(idempotency_key, E'\x01')) NOT VALID";
 const FIND_CONSTRAINT: &str = "
     SELECT true FROM pg_constraint
     WHERE conrelid = 'idempotency_record'::regclass AND conname = 'idempotency_record_hashed'";
+/// How long to wait for each lock. Other writers wait behind this one, so where servers of before are in use it gives up early, and
+/// is tried again by a later submission. On a new database servers that start together wait for each other instead.
+const LIMIT_LOCK_WAIT: &str = "
+    SELECT set_config('lock_timeout', CASE WHEN created_version < $1 THEN '50ms' ELSE '500ms' END, true)
+    FROM weir_schema_state WHERE id = 1";
 /// Servers of versions without hashed keys do not start from here on: those before `weir_schema_state` look at `weir_schema`.
 const REFUSE_OLDER_SERVERS: &str = "
     WITH stated AS (
@@ -139,6 +142,7 @@ pub(super) async fn key_index(engine: &Postgres) -> Result<KeyIndex> {
 pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
+    session.query(LIMIT_LOCK_WAIT, &[&HASHED_KEYS_VERSION]).await?;
     session.query(LOCK_MIGRATIONS, &[]).await?;
     if session.query_opt(FIND_CONSTRAINT, &[]).await?.is_none() {
         session.run(REFUSE_PLAIN_KEYS).await?;

@@ -105,6 +105,7 @@ async fn a_rotation_that_is_killed_goes_on_and_frees_the_old_key(store: Store) {
         expect(target.run(wrong, &["check"]).await, 1, &["40 requests cannot be decrypted", "payload"]);
     }
     expect(target.run(B, &["rotate"]).await, 1, &["WEIR_REQUEST_KEYS", "\"a\""]);
+    expect(target.run(OTHER_A, &["rotate"]).await, 1, &["another key named \"a\"", "a name of its own"]);
     let slow = target.command(&both, &["rotate", "--per-second", "10"]);
     tokio::task::spawn_blocking(move || kill_in_progress(slow)).await.unwrap();
     let (code, output) = target.run(&both, &["check"]).await;

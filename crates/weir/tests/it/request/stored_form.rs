@@ -10,6 +10,7 @@ use weir_core::RequestType;
 use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
+use weir_testkit::postgres::Database;
 use weir_testkit::{redis, wait};
 
 use super::fixtures::{Api, BOTH, KEYS, body, get, now, submit};
@@ -24,7 +25,7 @@ fn hex(bytes: &[u8]) -> String {
 async fn the_tables_neither_show_nor_confirm_what_was_sent(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
-    let payload = json!({"pin": "4711"});
+    let payload = json!({"pin": "xyzzy"});
     let mut sent = body("order-2024-77", "pay", payload.clone());
     sent["callbackUrl"] = json!("https://example.com/hook-9f3a");
     let answer = submit(&caller, &sent).await;
@@ -32,7 +33,7 @@ async fn the_tables_neither_show_nor_confirm_what_was_sent(store: Store) {
     let id = answer.json()["requestId"].as_str().unwrap().to_owned();
     api.begin(&id).await;
     let failed =
-        json!({"status": "FAILED", "failureCode": "DECLINED", "failureMessage": "card 4711 declined"});
+        json!({"status": "FAILED", "failureCode": "DECLINED", "failureMessage": "card xyzzy declined"});
     assert_eq!(api.call_back(&id, &failed, now()).await.status, 200);
     let unkeyed = Fingerprint::new(
         &RequestType::parse("pay").unwrap(),
@@ -40,18 +41,18 @@ async fn the_tables_neither_show_nor_confirm_what_was_sent(store: Store) {
     );
     let rows = api.stored_rows().await;
     assert!(rows.contains(&id), "the rows are read: {rows}");
-    for secret in ["order-2024-77", "4711", "declined", "hook-9f3a"] {
+    for secret in ["order-2024-77", "xyzzy", "declined", "hook-9f3a"] {
         assert!(!rows.contains(secret) && !rows.contains(&hex(secret.as_bytes())), "{secret} is in {rows}");
     }
     assert!(!rows.contains(&hex(unkeyed.as_bytes())), "a guessed payload could be confirmed");
     let shown = get(&caller, &id).await;
     assert_eq!(
         (&shown["failureCode"], &shown["failureMessage"]),
-        (&json!("DECLINED"), &json!("card 4711 declined"))
+        (&json!("DECLINED"), &json!("card xyzzy declined"))
     );
     let again = submit(&caller, &sent).await.json();
     assert_eq!(again["requestId"], json!(id), "the key is found all the same");
-    sent["payload"] = json!({"pin": "4712"});
+    sent["payload"] = json!({"pin": "other"});
     assert_eq!(submit(&caller, &sent).await.status, 409);
 }
 
@@ -193,30 +194,62 @@ async fn a_long_transaction_delays_the_new_form_and_no_submission() {
     let caller = caller_of(&server.base_url());
     let database = api.running.database.as_ref().unwrap();
     // Ends with an error when the test ends the session.
+    let submit = async {
+        submit_number(&caller, 0).await;
+        assert_eq!(stored_keys(&api).await, ["key-0"], "it is accepted in the form of before");
+        let delayed = |line: &str| line.contains("cannot be stored as keyed hashes yet");
+        server.wait_for_log(delayed, TEST_TIMEOUT).await;
+    };
+    Box::pin(during_a_long_transaction(database, submit)).await;
+    begins_at_last(&api, &caller).await;
+    assert!(submit_number(&caller, 0).await.1, "the first is found all the same");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_transaction_refuses_no_submission_of_a_new_database() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let api = Api::start_with(Store::Postgres, &settings()).await;
+    let caller = caller_of(&api.running.weir.base_url());
+    let database = api.running.database.as_ref().unwrap();
+    let submit = async {
+        join_all((0..20).map(|n| submit_number(&caller, n))).await;
+    };
+    Box::pin(during_a_long_transaction(database, submit)).await;
+    begins_at_last(&api, &caller).await;
+    for n in 0..20 {
+        assert!(submit_number(&caller, n).await.1, "key-{n} is found all the same");
+    }
+}
+
+/// Waits for `work` while another session reads the keys in a transaction that does not end.
+async fn during_a_long_transaction(database: &Database, work: impl Future<Output = ()>) {
+    // Ends with an error when the test ends the session.
     let long = "BEGIN; LOCK TABLE idempotency_record IN ACCESS SHARE MODE; SELECT pg_sleep(600)";
     let hold = AssertUnwindSafe(database.execute(long)).catch_unwind();
-    let submit = async {
+    let work = async {
         wait::until("the lock is held", TEST_TIMEOUT, async || {
             let held = "SELECT 1 FROM pg_locks WHERE relation = 'idempotency_record'::regclass AND granted";
             !database.query_strings(held).await.is_empty()
         })
         .await;
-        submit_number(&caller, 0).await;
-        assert_eq!(stored_keys(&api).await, ["key-0"], "it is accepted in the form of before");
-        let delayed = |line: &str| line.contains("cannot be stored as keyed hashes yet");
-        server.wait_for_log(delayed, TEST_TIMEOUT).await;
+        work.await;
         let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                    WHERE query LIKE 'BEGIN; LOCK TABLE idempotency_record%' AND datname = current_database()";
         database.query_strings(end).await;
     };
-    let (ended, ()) = tokio::join!(hold, submit);
+    let (ended, ()) = tokio::join!(hold, work);
     assert!(ended.is_err());
-    let mut next = 1;
+}
+
+/// Submits new keys until one is stored as a hash.
+async fn begins_at_last(api: &Api, caller: &Client) {
+    let mut next = 1_000;
     wait::until("the new form has begun", TEST_TIMEOUT, async || {
-        submit_number(&caller, next).await;
+        submit_number(caller, next).await;
         next += 1;
-        stored_keys(&api).await.iter().any(|key| key.starts_with('\u{1}'))
+        stored_keys(api).await.iter().any(|key| key.starts_with('\u{1}'))
     })
     .await;
-    assert!(submit_number(&caller, 0).await.1, "the first is found all the same");
 }
