@@ -5,6 +5,7 @@
 # make stack  the services of compose.yaml without Docker: Postgres, Redis, Kafka, Weir, nginx, Prometheus
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
 # make bench  benchmarks next to baselines; writes bench/results and docs/performance.md
+# make upgrade  an upgrade and a rollback under load, from the last release to this version
 # make help   this list
 
 SHELL := /bin/bash
@@ -18,7 +19,7 @@ HAS_NODE := command -v npm >/dev/null 2>&1 && \
 # TLS and SASL to Kafka need OpenSSL's headers. A binary that is built without them says so when they are asked for.
 KAFKA_TLS = $(shell pkg-config --exists openssl 2>/dev/null || echo --no-default-features)
 
-.PHONY: help run page build dist stack test fmt prose lint compile unit web schemathesis chromium openssl bench deps
+.PHONY: help run page build dist stack test upgrade fmt prose lint compile unit web schemathesis chromium openssl bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -109,6 +110,11 @@ deps:
 	 else echo 'cargo-deny is not installed: licences and sources of dependencies are not checked'; fi
 	@if cargo machete --version >/dev/null 2>&1; then cargo machete; \
 	 else echo 'cargo-machete is not installed: unused dependencies are not checked'; fi
+
+# Builds the last release (`.ci/upgrade-from`, or FROM=<revision>) in target/upgrade, once, which takes as long as any first build.
+# The test itself takes half a minute.
+upgrade: openssl
+	.ci/upgrade $(FROM)
 
 bench: openssl
 	cargo bench --locked -p weir --bench suite -- --record
