@@ -3,7 +3,7 @@
 //! A window's units are reserved in the store in small reservations, which Redis hands out. What the store counts, sent and
 //! reserved together, is thus never below what was allowed: when Redis is lost, or a server can reach only one of the two, the
 //! store continues from its own count and nobody exceeds the limit. Units that were reserved and not used are lost until the
-//! window ends (one, or a tenth of the limit, a thousand at most, for each Redis server). A reservation that is not used for a
+//! window ends (one, or a tenth of the limit, a thousand at most, for each server). A reservation that is not used for a
 //! minute is given back.
 
 mod invalidation;
