@@ -63,7 +63,11 @@ enum RemainderState {
         redis_ms: i64,
     },
     /// The window is full, but another caller may be about to install units of it.
-    AwaitingInstalls,
+    AwaitingInstalls {
+        limits: QuotaLimits,
+        denial: Denial,
+        at: Timestamp,
+    },
     NotConfigured,
     /// The store decides, because Redis cannot.
     LeftToStore,
@@ -77,11 +81,18 @@ impl UserSends<'_> {
 
     fn is_undecided(&self) -> bool {
         self.missing() > 0
-            && matches!(self.remainder, RemainderState::Undecided | RemainderState::AwaitingInstalls)
+            && matches!(self.remainder, RemainderState::Undecided | RemainderState::AwaitingInstalls { .. })
     }
 
     fn is_awaiting_installs(&self) -> bool {
-        self.missing() > 0 && matches!(self.remainder, RemainderState::AwaitingInstalls)
+        self.missing() > 0 && matches!(self.remainder, RemainderState::AwaitingInstalls { .. })
+    }
+
+    /// Denies the other commands: nobody was about to install units any more.
+    fn deny_awaiting(&mut self) {
+        if let RemainderState::AwaitingInstalls { limits, denial, at } = self.remainder {
+            self.remainder = RemainderState::Denied { limits, denial, at, redis_ms: 0 };
+        }
     }
 
     fn needs_reservation(&self) -> bool {
@@ -127,10 +138,10 @@ impl UserSends<'_> {
         if hash_state.reserved < limits.rate_limit() {
             return RemainderState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
-        if hash_state.pending > 0 && self.missing() > 0 {
-            return RemainderState::AwaitingInstalls;
-        }
         let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.remaining };
+        if hash_state.pending > 0 {
+            return RemainderState::AwaitingInstalls { limits, denial, at };
+        }
         RemainderState::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }
@@ -153,7 +164,7 @@ pub(super) async fn send_batch(
         if !all_sends.iter().any(UserSends::is_undecided) {
             break;
         }
-        let has_waited = wait_for_installs(shared, &all_sends, wait_until).await;
+        let has_waited = wait_for_installs(shared, &mut all_sends, wait_until).await;
         rounds += usize::from(!has_waited);
     }
     let granted = all_sends.iter().filter(|sends| !sends.grants.is_empty());
@@ -212,25 +223,34 @@ async fn spend_reserved(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) {
     }
 }
 
-/// Waits until no other caller is about to install units for the users whose windows are full, or has installed some, or until
-/// the deadline. Returns whether there was a reason and time to wait.
-async fn wait_for_installs(shared: &SharedQuota, all_sends: &[UserSends<'_>], until: Instant) -> bool {
-    let awaiting = || all_sends.iter().filter(|sends| sends.is_awaiting_installs());
-    let call = |sends: &UserSends<'_>| KeyCall { key: key(sends.user), arguments: Vec::new() };
-    let mut pause = INSTALL_PAUSE;
-    let mut has_waited = false;
-    while awaiting().next().is_some() && Instant::now() + pause < until {
+/// Waits while other callers may be about to install units for users whose windows are full. Denies where there are none left, and
+/// stops where units have come or at the deadline. Returns whether there was a reason and time to wait.
+async fn wait_for_installs(shared: &SharedQuota, all_sends: &mut [UserSends<'_>], until: Instant) -> bool {
+    let (mut pause, mut has_waited) = (INSTALL_PAUSE, false);
+    loop {
+        let mut awaiting: Vec<_> =
+            all_sends.iter_mut().filter(|sends| sends.is_awaiting_installs()).collect();
+        if awaiting.is_empty() || Instant::now() + pause >= until {
+            return has_waited;
+        }
         tokio::time::sleep(pause).await;
         has_waited = true;
         pause = (pause * 2).min(INSTALL_PAUSE_MAX);
-        let calls: Vec<_> = awaiting().map(call).collect();
+        let calls: Vec<_> =
+            awaiting.iter().map(|sends| KeyCall { key: key(sends.user), arguments: Vec::new() }).collect();
         let replies = shared.redis.call_each(Script::QuotaPeek, &[&shared.epoch()], &calls).await;
-        let hashes = replies.into_iter().map(|reply| parse_peek(&reply.ok()?));
-        if hashes.flatten().all(|hash| hash.pending == 0 || hash.unused() > 0) {
-            break;
+        let mut is_settled = false;
+        for (sends, reply) in awaiting.iter_mut().zip(replies) {
+            match reply.ok().and_then(|reply| parse_peek(&reply)) {
+                Some(hash) if hash.unused() == 0 && hash.pending > 0 => {}
+                Some(hash) if hash.unused() == 0 => sends.deny_awaiting(),
+                _ => is_settled = true,
+            }
+        }
+        if is_settled {
+            return true;
         }
     }
-    has_waited
 }
 
 /// Reserves units in the store for all users with too few, installs them in Redis and spends the missing ones.
@@ -247,7 +267,7 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
     let mut calls = Vec::with_capacity(short.len());
     for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {
-            Some(reserved) => calls.push(install_call(sends, reserved)),
+            Some(reserved) => calls.push(install_call(sends, reserved, shared.clock.is_some())),
             None => sends.remainder = RemainderState::NotConfigured,
         }
     }
@@ -290,14 +310,19 @@ fn spend_own_reservation(sends: &UserSends<'_>, reserved: &Reservation) -> HashS
     }
 }
 
-fn install_call(sends: &UserSends<'_>, reserved: &Reservation) -> KeyCall {
+fn install_call(sends: &UserSends<'_>, reserved: &Reservation, has_test_clock: bool) -> KeyCall {
     let Reservation { row, units, at } = reserved;
     let (nonce, redis_ms) = match &sends.remainder {
         RemainderState::NeedsReservation { nonce, redis_ms } => (nonce.clone(), *redis_ms),
         _ => Default::default(),
     };
     // Counted from Redis's time of the spend, which was before the reservation, so the hash never outlives the window.
-    let remaining_ms = i64::try_from(row.reset_at().since(*at).as_millis()).unwrap_or(i64::MAX);
+    let mut remaining = row.reset_at().since(*at);
+    if has_test_clock {
+        // That clock ends the window (`quota_spend`), and may stand still for longer than is left of it.
+        remaining = remaining.saturating_add(Duration::from_secs(3_600));
+    }
+    let remaining_ms = i64::try_from(remaining.as_millis()).unwrap_or(i64::MAX);
     let arguments = vec![
         nonce,
         row.last_refresh.as_micros().to_string(),
@@ -358,7 +383,7 @@ fn refuse(all_sends: &[UserSends<'_>], outcomes: &mut [Option<SendOutcome>]) -> 
                 }
                 RemainderState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
                 RemainderState::Undecided
-                | RemainderState::AwaitingInstalls
+                | RemainderState::AwaitingInstalls { .. }
                 | RemainderState::NeedsReservation { .. }
                 | RemainderState::LeftToStore => {
                     left_to_store.push(command);
