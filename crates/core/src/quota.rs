@@ -4,6 +4,8 @@
 //! window at its own time. So a window starts when the limits are configured, or with the first send after the previous one
 //! ended, and idle users cost nothing. A unit that was sent never comes back; only reservations that were not used do
 //! ([`Quota::release`]).
+//!
+//! What a cache holds in advance stands apart from what was sent, and counts like it.
 
 use std::time::Duration;
 
@@ -44,11 +46,11 @@ impl QuotaLimits {
         self.time_window_minutes
     }
 
-    /// How many messages a cache reserves beyond those it needs at once: a tenth of the limit, at most 1000. If the
-    /// cache is lost, each server may deny this many sends too early.
+    /// How many messages a cache reserves beyond those it needs at once: one, or a tenth of the limit, at most 1000. If
+    /// the cache is lost, this many sends may be denied too early.
     #[must_use]
     pub fn prefetch(&self) -> u32 {
-        (self.rate_limit / 10).min(1_000)
+        (self.rate_limit / 10).clamp(1, 1_000)
     }
 
     #[must_use]
@@ -61,8 +63,10 @@ impl QuotaLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     pub limits: QuotaLimits,
-    /// Messages counted in the window that started at `last_refresh`.
+    /// Messages sent in the window that started at `last_refresh`.
     pub current_count: u32,
+    /// Further messages that a cache may allow in that window. They count like those that were sent.
+    pub reserved_count: u32,
     /// When the current window started.
     pub last_refresh: Timestamp,
 }
@@ -78,7 +82,7 @@ impl Quota {
     /// Creates a row with nothing counted and a window that starts now.
     #[must_use]
     pub const fn new(limits: QuotaLimits, now: Timestamp) -> Self {
-        Self { limits, current_count: 0, last_refresh: now }
+        Self { limits, current_count: 0, reserved_count: 0, last_refresh: now }
     }
 
     /// Moves a window that starts after `now` so that it starts now, with its count, and returns whether it did. Such
@@ -98,10 +102,9 @@ impl Quota {
     pub fn send(&mut self, now: Timestamp) -> Verdict<Grant> {
         self.clamp_window_start(now);
         if self.window_has_passed(now) {
-            self.current_count = 0;
-            self.last_refresh = now;
+            *self = Self::new(self.limits, now);
         }
-        if self.current_count >= self.limits.rate_limit {
+        if self.remaining() == 0 {
             return Verdict::Denied(Denial {
                 reason: DenialReason::QuotaExceeded,
                 retry_after: self.reset_at().since(now),
@@ -111,23 +114,34 @@ impl Quota {
         Verdict::Allowed(Grant { remaining: self.remaining(), reset_at: self.reset_at() })
     }
 
-    /// Counts up to `units` messages before they are sent, and returns how many fit into the window.
+    /// Reserves up to `units` messages before they are sent, and returns how many fit into the window.
     pub fn reserve(&mut self, now: Timestamp, units: u32) -> u32 {
         self.clamp_window_start(now);
         if self.window_has_passed(now) && units > 0 {
-            self.current_count = 0;
-            self.last_refresh = now;
+            *self = Self::new(self.limits, now);
         }
         let reserved = units.min(self.remaining());
-        self.current_count = self.current_count.saturating_add(reserved);
+        self.reserved_count = self.reserved_count.saturating_add(reserved);
         reserved
     }
 
+    /// Shows reserved messages as sent. What counts against the limit stays the same. `window` is the start of the window
+    /// that they were sent in; a later one has begun since, unless the clock was set back and this one was moved.
+    pub fn record_sent(&mut self, window: Timestamp, units: u32) {
+        if self.last_refresh <= window {
+            let units = units.min(self.reserved_count);
+            self.reserved_count = self.reserved_count.saturating_sub(units);
+            self.current_count = self.current_count.saturating_add(units);
+        }
+    }
+
     /// Returns reserved messages that were not sent to the window that started at `window`. Does nothing if that
-    /// window has ended or was replaced by new limits.
+    /// window has ended or was replaced by new limits. Units that are shown as sent are returned last.
     pub fn release(&mut self, window: Timestamp, units: u32) {
         if self.last_refresh == window {
-            self.current_count = self.current_count.saturating_sub(units);
+            let reserved = units.min(self.reserved_count);
+            self.reserved_count = self.reserved_count.saturating_sub(reserved);
+            self.current_count = self.current_count.saturating_sub(units.saturating_sub(reserved));
         }
     }
 
@@ -136,14 +150,20 @@ impl Quota {
     pub fn as_of(mut self, now: Timestamp) -> Self {
         self.clamp_window_start(now);
         if self.window_has_passed(now) {
-            self.current_count = 0;
+            (self.current_count, self.reserved_count) = (0, 0);
         }
         self
     }
 
+    /// What counts against the limit: the messages that were sent, and those that are reserved.
+    #[must_use]
+    pub const fn counted(&self) -> u32 {
+        self.current_count.saturating_add(self.reserved_count)
+    }
+
     #[must_use]
     pub const fn remaining(&self) -> u32 {
-        self.limits.rate_limit.saturating_sub(self.current_count)
+        self.limits.rate_limit.saturating_sub(self.counted())
     }
 
     #[must_use]
@@ -235,12 +255,29 @@ mod tests {
         // Units reserved in the previous window are not returned to the next one.
         assert_eq!(row.reserve(at(60), 2), 2);
         row.release(START, 6);
-        assert_eq!((row.current_count, row.last_refresh), (2, at(60)));
+        assert_eq!((row.counted(), row.last_refresh), (2, at(60)));
     }
 
     #[test]
-    fn a_tenth_is_prefetched_and_a_thousand_at_most() {
+    fn recording_sent_units_changes_nothing_of_what_counts() {
+        let mut row = quota(10, 1);
+        assert_eq!(row.reserve(at(1), 6), 6);
+        row.record_sent(START, 2);
+        assert_eq!((row.current_count, row.reserved_count), (2, 4));
+        // Of a window before: these are not its units.
+        let mut later = Quota { last_refresh: at(60), ..row };
+        later.record_sent(START, 2);
+        assert_eq!((later.current_count, later.reserved_count), (2, 4));
+        // More than there are, because an outcome was unknown and the call repeated.
+        row.record_sent(START, 5);
+        assert_eq!((row.current_count, row.reserved_count), (6, 0));
+        row.release(START, 1);
+        assert_eq!((row.current_count, row.reserved_count), (5, 0), "the sum is right again");
+    }
+
+    #[test]
+    fn one_or_a_tenth_is_prefetched_and_a_thousand_at_most() {
         let prefetch = |limit| QuotaLimits::new(limit, 1).unwrap().prefetch();
-        assert_eq!([prefetch(1), prefetch(9), prefetch(50), prefetch(QuotaLimits::MAX)], [0, 0, 5, 1_000]);
+        assert_eq!([prefetch(1), prefetch(19), prefetch(50), prefetch(QuotaLimits::MAX)], [1, 1, 5, 1_000]);
     }
 }

@@ -65,7 +65,7 @@ impl Tables {
             }
             if let Some(limits) = limits {
                 let window = match self.windows.get(tenant_name) {
-                    Some((count, at)) => Quota { limits, current_count: *count, last_refresh: *at },
+                    Some((count, at)) => Quota { current_count: *count, ..Quota::new(limits, *at) },
                     None => Quota::new(limits, now),
                 };
                 windows.insert(tenant_name, window);

@@ -51,8 +51,8 @@ pub struct Postgres {
     inner: Arc<Inner>,
     /// Publishes accepted messages to a broker instead of the table queue.
     publisher: Option<Arc<dyn Publisher>>,
-    /// Whether a cache is in front, whose hashes must be invalidated by new limits.
-    has_cache: bool,
+    /// The cache in front, if there is one. Its hashes must be invalidated by new limits.
+    cache: Option<quota::CacheInFront>,
     slots: SlotOptions,
 }
 
@@ -130,14 +130,7 @@ impl Postgres {
             ended_jobs: AtomicU64::new(0),
             pack_size: AtomicUsize::new(1),
         };
-        Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false, slots: SlotOptions::default() })
-    }
-
-    /// Records changed limits until the cache in front confirms that the old ones are invalidated.
-    #[must_use]
-    pub fn behind_cache(mut self) -> Self {
-        self.has_cache = true;
-        self
+        Ok(Self { inner: Arc::new(inner), publisher: None, cache: None, slots: SlotOptions::default() })
     }
 
     /// Publishes messages to a broker and counts only those that it confirms.

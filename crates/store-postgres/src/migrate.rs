@@ -35,16 +35,19 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0012_sealing_key.sql"),
     include_str!("../migrations/0013_request_trace.sql"),
     include_str!("../migrations/0014_request_index.sql"),
+    include_str!("../migrations/0015_quota_reserved.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 14;
+const VERSION: i32 = 15;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.
 const OLDEST_MIGRATED: i32 = 9;
 /// The first version that stores idempotency keys as keyed hashes.
 pub(crate) const HASHED_KEYS_VERSION: i32 = 14;
+/// The first version that counts `reserved_count` of quota.
+pub(crate) const RESERVED_COUNT_VERSION: i32 = 15;
 
 /// Indexes on tables that may be large. Each is created without a lock that blocks writes; queries are right without it.
 const INDEXES: &[(&str, &str)] = &[("dead_letter_topic", "dead_letter (topic)")];
@@ -73,6 +76,11 @@ const CREATE_HISTORY: &str = "
 const STATE: &str = "
     SELECT coalesce(max(state.version), (SELECT max(version) FROM weir_schema), 0), coalesce(max(oldest_version), 0)
     FROM weir_schema_state AS state";
+/// Servers of versions before `$1` do not start from here on: those before `weir_schema_state` look at `weir_schema`.
+pub(crate) const REFUSE_OLDER_SERVERS: &str = "
+    WITH stated AS (
+        UPDATE weir_schema_state SET oldest_version = greatest(oldest_version, $1) WHERE id = 1)
+    INSERT INTO weir_schema (version) VALUES ($1) ON CONFLICT DO NOTHING";
 const RECORD: &str = "INSERT INTO weir_schema (version) VALUES ($1)";
 const RECORD_STATE: &str = "
     INSERT INTO weir_schema_state AS state (id, version, oldest_version, created_version) VALUES (1, $1, $2, $3)

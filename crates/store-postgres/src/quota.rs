@@ -15,20 +15,21 @@ use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, LimitChangeFeed, QuotaAudit, QuotaStore, ReservableStore, Reservation,
-    ReservationRequest, SendMessage, SendOutcome, SendPlan, TOPIC, UnusedReservation, plan_sends,
-    random_bytes,
+    ReservationRequest, ReservedUnits, SendMessage, SendOutcome, SendPlan, TOPIC, plan_reservations,
+    plan_sends, random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
 use crate::clock::CLOCK;
 use crate::connection::Values;
+use crate::migrate::{REFUSE_OLDER_SERVERS, RESERVED_COUNT_VERSION};
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
-    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
+    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count,
            coalesce($2, clock_timestamp()) AS now
     FROM rate_limit_store WHERE user_id = $1";
 /// Notifies every server with the commit, since any may cache something of the user.
@@ -38,8 +39,8 @@ const CONFIGURE: &str = "
         VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp()))
         ON CONFLICT (user_id) DO UPDATE SET
             rate_limit = excluded.rate_limit, time_window = excluded.time_window,
-            current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
-        RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time),
+            current_count = 0, reserved_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
+        RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count),
     invalidated AS (
         INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM saved WHERE $5::boolean ON CONFLICT DO NOTHING)
     SELECT saved.*, pg_notify('weir_quota', saved.user_id) FROM saved";
@@ -53,13 +54,27 @@ const RAISE_EPOCH: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING ep
 /// Changes nothing, but its commit proves that the database takes writes.
 const PROBE: &str = "UPDATE quota_cache SET epoch = epoch";
 const LOCK: &str = "
-    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
+    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count
     FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
 const SAVE: &str = "
     UPDATE rate_limit_store AS row
-    SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
-    FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (user_id, current_count, last_refresh_time)
+    SET current_count = new.current_count, reserved_count = new.reserved_count,
+        last_refresh_time = new.last_refresh_time
+    FROM unnest($1::text[], $2::integer[], $3::integer[], $4::timestamptz[])
+        AS new (user_id, current_count, reserved_count, last_refresh_time)
     WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `query_plan_tests.rs`
+/// `Quota::record_sent` for many rows, in one statement that needs no lock before: it decides nothing, and is repeated as long
+/// as users send. Rows are locked in the order of the array.
+const RECORD_SENT: &str = "
+    UPDATE rate_limit_store AS row
+    SET current_count = row.current_count + least(row.reserved_count, new.units),
+        reserved_count = row.reserved_count - least(row.reserved_count, new.units)
+    FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (user_id, units, window_start)
+    WHERE row.user_id = ANY(ARRAY[new.user_id]) AND row.last_refresh_time <= new.window_start
+        AND row.reserved_count > 0";
+/// Whether reservations stand in `reserved_count`: no server may use the database that does not know it.
+const SEPARATES_RESERVED: &str = "
+    SELECT created_version >= $1 OR oldest_version >= $1 FROM weir_schema_state WHERE id = 1";
 pub(crate) const ENQUEUE: &str = "
     INSERT INTO queue_message (topic, shard, key, payload)
     SELECT $1, new.shard, new.key, new.payload
@@ -70,7 +85,14 @@ pub(crate) const COUNT_ACCEPTED: &str = "
     ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
 const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
-           ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
+           ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit - reserved_count LIMIT 10)";
+
+/// What the engine knows of the cache in front of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheInFront {
+    /// Whether what it holds in advance stands in `reserved_count`.
+    separates_reserved: bool,
+}
 
 /// Tracks batches that were published but whose counts could not be saved. A commit proves that the database takes writes
 /// again. Batches run concurrently, so it ends only the failures that were recorded before it was sent.
@@ -107,18 +129,18 @@ impl QuotaStore for Postgres {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let (limit, window) = (int(limits.rate_limit()), int(limits.time_window_minutes()));
         let now = self.clock_override();
-        let values: Values<'_> = &[&user.as_str(), &limit, &window, &now, &self.has_cache];
+        let values: Values<'_> = &[&user.as_str(), &limit, &window, &now, &self.cache.is_some()];
         read_row(&self.inner.pool.query_one(CONFIGURE, values).await?)
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         let values: Values<'_> = &[&user.as_str(), &self.clock_override()];
         let row = self.inner.pool.query_opt(FIND, values).await?;
-        row.map(|row| Ok(read_row(&row)?.as_of(timestamp(&row, 5)?))).transpose()
+        row.map(|row| Ok(read_row(&row)?.as_of(timestamp(&row, 6)?))).transpose()
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        let removed = self.inner.pool.query_opt(REMOVE, &[&user.as_str(), &self.has_cache]).await?;
+        let removed = self.inner.pool.query_opt(REMOVE, &[&user.as_str(), &self.cache.is_some()]).await?;
         Ok(removed.is_some())
     }
 
@@ -169,6 +191,26 @@ impl QuotaStore for Postgres {
 }
 
 impl Postgres {
+    /// Puts a cache in front: changed limits are recorded until it confirms that the old ones are invalidated.
+    ///
+    /// What the cache holds in advance stands in `reserved_count`, which servers of before do not know. In a database that may
+    /// have such servers it is shown as sent instead, until `has_only_new_servers` says that there are none; then they do not
+    /// start any more.
+    pub async fn behind_cache(mut self, has_only_new_servers: bool) -> Result<Self> {
+        let row = self.inner.pool.query_one(SEPARATES_RESERVED, &[&RESERVED_COUNT_VERSION]).await?;
+        let mut separates_reserved: bool = column(&row, 0)?;
+        if has_only_new_servers && !separates_reserved {
+            self.inner.pool.execute(REFUSE_OLDER_SERVERS, &[&RESERVED_COUNT_VERSION]).await?;
+            separates_reserved = true;
+        }
+        self.cache = Some(CacheInFront { separates_reserved });
+        Ok(self)
+    }
+
+    fn separates_reserved(&self) -> bool {
+        self.cache.is_some_and(|cache| cache.separates_reserved)
+    }
+
     /// After a batch was published and could not be counted, nothing is published before another commit succeeds: while the
     /// database takes no writes, no message may be sent. Uses the connection that the batch has already: if every batch waited
     /// for a second one, none might be free.
@@ -229,12 +271,7 @@ impl ReservableStore for Postgres {
         let session = self.inner.pool.session().await?;
         let users = requests.iter().map(|request| request.user.as_str()).collect();
         let (mut rows, at) = self.lock_rows(&session, users).await?;
-        let reserve = |request: &ReservationRequest| {
-            let row = rows.get_mut(request.user.as_str())?;
-            let units = row.reserve(at, request.units.saturating_add(row.limits.prefetch()));
-            Some(Reservation { row: *row, units, at })
-        };
-        let reserved: Vec<_> = requests.iter().map(reserve).collect();
+        let reserved = plan_reservations(&requests, &mut rows, at, !self.separates_reserved());
         let changed: Vec<_> = requests
             .iter()
             .filter_map(|request| Some((&request.user, *rows.get(request.user.as_str())?)))
@@ -244,11 +281,22 @@ impl ReservableStore for Postgres {
         Ok(reserved)
     }
 
-    async fn return_unused(&self, unused: Vec<UnusedReservation>) -> Result<()> {
+    async fn record_sent(&self, mut sent: Vec<ReservedUnits>) -> Result<()> {
+        if !self.separates_reserved() {
+            return Ok(());
+        }
+        sent.sort_unstable_by(|a, b| a.user.cmp(&b.user));
+        let users: Vec<&str> = sent.iter().map(|sent| sent.user.as_str()).collect();
+        let units: Vec<i32> = sent.iter().map(|sent| int(sent.units)).collect();
+        let windows: Vec<SystemTime> = sent.iter().map(|sent| time::to_system(sent.window)).collect();
+        self.inner.pool.execute(RECORD_SENT, &[&users, &units, &windows]).await.map(drop)
+    }
+
+    async fn return_unused(&self, unused: Vec<ReservedUnits>) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let users = unused.iter().map(|unused| unused.user.as_str()).collect();
         let (mut rows, _now) = self.lock_rows(&session, users).await?;
-        for UnusedReservation { user, window, units } in &unused {
+        for ReservedUnits { user, window, units } in &unused {
             if let Some(row) = rows.get_mut(user.as_str()) {
                 row.release(*window, *units);
             }
@@ -305,6 +353,7 @@ async fn save(
 ) -> Result<()> {
     let users: Vec<&str> = changed.iter().map(|(user, _)| user.as_str()).collect();
     let counts: Vec<i32> = changed.iter().map(|(_, row)| int(row.current_count)).collect();
+    let reserved: Vec<i32> = changed.iter().map(|(_, row)| int(row.reserved_count)).collect();
     let refreshes: Vec<SystemTime> =
         changed.iter().map(|(_, row)| time::to_system(row.last_refresh)).collect();
     let messages: Vec<(&str, Vec<u8>)> =
@@ -315,7 +364,7 @@ async fn save(
         if changed.is_empty() {
             return Ok(0);
         }
-        save.execute(&[&users, &counts, &refreshes]).await
+        save.execute(&[&users, &counts, &reserved, &refreshes]).await
     };
     let enqueue = async {
         match messages.as_slice() {
@@ -341,7 +390,8 @@ async fn save(
 fn read_row(row: &Row) -> Result<Quota> {
     let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
     let limits = QuotaLimits::new(unsigned(limit), unsigned(window)).map_err(unreadable)?;
-    Ok(Quota { limits, current_count: unsigned(count), last_refresh: timestamp(row, 4)? })
+    let reserved_count = unsigned(column(row, 5)?);
+    Ok(Quota { limits, current_count: unsigned(count), reserved_count, last_refresh: timestamp(row, 4)? })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod target;
 mod tier;
 
 pub use client::{Redis, SLOW_SCRIPT, ScriptCounts};
-pub use quota::RedisQuota;
+pub use quota::{QuotaTimes, RedisQuota};
 pub use request::RedisRequests;
 pub use sale::RedisSales;
 pub use target::{RedisTarget, RedisTargetError};

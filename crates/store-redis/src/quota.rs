@@ -1,9 +1,10 @@
 //! Quota on Redis, in front of a store that other servers share.
 //!
-//! A window's units are reserved in the store in small reservations, which Redis hands out. The store's count is thus never
-//! below what was allowed: when Redis is lost, or a server can reach only one of the two, the store continues from its own
-//! count and nobody exceeds the limit. Units that were reserved and not used are lost until the window ends (a tenth of the
-//! limit, a thousand at most, for each server). A reservation that is idle for a while is given back.
+//! A window's units are reserved in the store in small reservations, which Redis hands out. What the store counts, sent and
+//! reserved together, is thus never below what was allowed: when Redis is lost, or a server can reach only one of the two, the
+//! store continues from its own count and nobody exceeds the limit. Units that were reserved and not used are lost until the
+//! window ends (one, or a tenth of the limit, a thousand at most, for each server). A reservation that is not used for a
+//! minute is given back.
 
 mod invalidation;
 mod reply;
@@ -19,7 +20,7 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, UserId};
 use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::quota::{
-    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome, UnusedReservation,
+    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, ReservedUnits, SendMessage, SendOutcome,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -33,6 +34,22 @@ use crate::script::Script;
 const READS_MAX: usize = 3;
 /// The pause before hashes that could not be deleted are tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long things take that tests wait for, or that a busy machine must not hurry.
+#[derive(Clone, Copy, Debug)]
+pub struct QuotaTimes {
+    /// How long a user's reservation is kept without sends.
+    pub keep: Duration,
+    /// How long a send whose window is full waits for units that others have reserved and not installed yet. A server that
+    /// died in between installs none; then the send is denied after this time.
+    pub install_wait: Duration,
+}
+
+impl Default for QuotaTimes {
+    fn default() -> Self {
+        Self { keep: Duration::from_secs(60), install_wait: Duration::from_millis(250) }
+    }
+}
 
 /// Quota on Redis.
 #[derive(Debug)]
@@ -51,6 +68,7 @@ pub(crate) struct SharedQuota {
     clock: Option<Arc<dyn Clock>>,
     invalidations: Invalidations,
     metrics: CacheMetrics,
+    install_wait: Duration,
 }
 
 impl std::fmt::Debug for SharedQuota {
@@ -70,6 +88,7 @@ impl RedisQuota {
         store: Arc<dyn ReservableStore>,
         clock: Option<Arc<dyn Clock>>,
         metrics: CacheMetrics,
+        times: QuotaTimes,
     ) -> Self {
         let limit_changes = store.limit_changes();
         let shared = Arc::new(SharedQuota {
@@ -79,6 +98,7 @@ impl RedisQuota {
             clock,
             invalidations: Invalidations::default(),
             metrics,
+            install_wait: times.install_wait,
         });
         let listener = Arc::downgrade(&shared);
         shared.limit_changes.subscribe(move |change| {
@@ -89,7 +109,7 @@ impl RedisQuota {
         let closing = CancellationToken::new();
         let invalidate = process_invalidations(Arc::downgrade(&shared));
         tokio::spawn(closing.clone().run_until_cancelled_owned(invalidate));
-        let write_behind = WriteBehind::start(Arc::clone(&shared));
+        let write_behind = WriteBehind::start(Arc::clone(&shared), times.keep);
         Self { shared, write_behind, _invalidating: closing.drop_guard() }
     }
 
@@ -110,7 +130,7 @@ impl SharedQuota {
         let Some(Ok(reply)) = replies.pop() else { return self.store.raise_cache_epoch().await };
         match (reply::parse_release(&reply), row) {
             (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
-                self.store.return_unused(vec![UnusedReservation { user: user.clone(), window, units }]).await
+                self.store.return_unused(vec![ReservedUnits { user: user.clone(), window, units }]).await
             }
             _ => Ok(()),
         }
@@ -133,17 +153,21 @@ impl QuotaStore for RedisQuota {
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         for _read in 0..READS_MAX {
-            let Some(row) = self.shared.store.find(user).await? else { return Ok(None) };
+            let unrecorded = self.write_behind.unrecorded(user);
+            let Some(mut row) = self.shared.store.find(user).await? else { return Ok(None) };
             match self.shared.peek(user).await {
                 Ok(Some(hash)) if hash.window == row.last_refresh => {
                     // Units may be reserved between the two reads: then the row is too old, and both are read again.
-                    let unused = hash.reserved.saturating_sub(hash.count);
-                    if hash.reserved <= row.current_count {
-                        let current_count = row.current_count.saturating_sub(unused);
-                        return Ok(Some(Quota { current_count, ..row }));
+                    if hash.reserved <= row.counted() {
+                        let reserved_count = hash.unused();
+                        let current_count = row.counted().saturating_sub(reserved_count);
+                        return Ok(Some(Quota { current_count, reserved_count, ..row }));
                     }
                 }
-                _ => return Ok(Some(row)),
+                _ => {
+                    row.record_sent(unrecorded.window, unrecorded.units);
+                    return Ok(Some(row));
+                }
             }
         }
         self.shared.store.find(user).await
@@ -214,7 +238,7 @@ async fn process_invalidations(shared: Weak<SharedQuota>) {
             let Ok(reply) = reply else { continue };
             // The hash may be one that a send has just created under the new limits: its units are given back.
             if let Some((window, units)) = reply::parse_release(&reply).filter(|(_, units)| *units > 0) {
-                unused.push(UnusedReservation { user: user.clone(), window, units });
+                unused.push(ReservedUnits { user: user.clone(), window, units });
             }
             shared.invalidations.remove(&user, change);
             deleted.push(user);

@@ -339,7 +339,8 @@ impl QuotaRows {
 
 fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
     let limits = QuotaLimits::new(row.get(0)?, row.get(1)?).map_err(fault)?;
-    Ok(Quota { limits, current_count: row.get(2)?, last_refresh: Timestamp::from_micros(row.get(3)?) })
+    let last_refresh = Timestamp::from_micros(row.get(3)?);
+    Ok(Quota { current_count: row.get(2)?, ..Quota::new(limits, last_refresh) })
 }
 
 #[cfg(test)]

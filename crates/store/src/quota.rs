@@ -87,8 +87,11 @@ pub trait QuotaStore: Send + Sync + 'static {
 pub trait ReservableStore: QuotaStore {
     /// Reserves units for all requests in one commit; `None` for users without limits.
     async fn reserve(&self, requests: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>>;
+    /// Shows reserved units as sent, because the cache has granted them. If the outcome is unknown the call may be
+    /// repeated: what counts against a limit stays the same.
+    async fn record_sent(&self, sent: Vec<ReservedUnits>) -> Result<()>;
     /// Returns reserved units that were not used.
-    async fn return_unused(&self, unused: Vec<UnusedReservation>) -> Result<()>;
+    async fn return_unused(&self, unused: Vec<ReservedUnits>) -> Result<()>;
     /// Enqueues messages that the cache has allowed and counted.
     async fn enqueue(&self, accepted: &[AcceptedMessage<'_>]) -> Result<Vec<EnqueueOutcome>>;
     /// Invalidates the whole cache, on every server.
@@ -112,14 +115,14 @@ pub struct ReservationRequest {
 pub struct Reservation {
     /// The row after the reservation was counted.
     pub row: Quota,
-    /// Fewer than requested if the window has no more.
+    /// What was requested and some more, or less if the window has no more. The requested ones are shown as sent already.
     pub units: u32,
     pub at: Timestamp,
 }
 
-/// Reserved units of a window that were not used.
+/// Reserved units of a user's window that were sent, or that were not used.
 #[derive(Clone, Debug)]
-pub struct UnusedReservation {
+pub struct ReservedUnits {
     pub user: UserId,
     /// The start of the window.
     pub window: Timestamp,
@@ -204,6 +207,26 @@ pub fn plan_sends<'a>(
     SendPlan { outcomes, changed, accepted, users: batch.iter().map(|send| &send.user).collect() }
 }
 
+/// Reserves units for all requests in order, on the rows that the engine has loaded and locked.
+///
+/// What is needed at once is shown as sent, and what is reserved in advance as reserved. Servers of before
+/// `reserved_count` know nothing of it: while they use the database (`is_shown_as_sent`), all of it is shown as sent.
+#[must_use]
+pub fn plan_reservations(
+    requests: &[ReservationRequest],
+    rows: &mut HashMap<&str, Quota>,
+    at: Timestamp,
+    is_shown_as_sent: bool,
+) -> Vec<Option<Reservation>> {
+    let reserve = |ReservationRequest { user, units }: &ReservationRequest| {
+        let row = rows.get_mut(user.as_str())?;
+        let reserved = row.reserve(at, units.saturating_add(row.limits.prefetch()));
+        row.record_sent(row.last_refresh, if is_shown_as_sent { reserved } else { reserved.min(*units) });
+        Some(Reservation { row: *row, units: reserved, at })
+    };
+    requests.iter().map(reserve).collect()
+}
+
 impl SendPlan<'_> {
     /// Adapts the plan when the broker confirmed only some of its messages: the others do not count, and denials that they
     /// caused become [`SendOutcome::NotQueued`], so that callers may retry. `before` has the rows as they were loaded.
@@ -261,6 +284,10 @@ mod tests {
         SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into(), trace: None }
     }
 
+    fn sent(limits: QuotaLimits, current_count: u32) -> Quota {
+        Quota { current_count, ..Quota::new(limits, Timestamp::EPOCH) }
+    }
+
     #[test]
     fn a_batch_is_decided_in_order_and_each_changed_row_saved_once() {
         let now = Timestamp::from_seconds(60);
@@ -287,12 +314,33 @@ mod tests {
     fn a_window_ahead_of_the_clock_is_saved_at_its_corrected_start_even_after_a_denial() {
         let now = Timestamp::from_seconds(60);
         let limits = QuotaLimits::new(1, 1).unwrap();
-        let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
+        let ahead = Quota { last_refresh: Timestamp::from_seconds(7_200), ..sent(limits, 1) };
         let mut rows = HashMap::from([("a", ahead)]);
         let batch = [send("a")];
         let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
         assert!(matches!(plan.outcomes[..], [SendOutcome::Denied { .. }]));
-        assert_eq!(plan.changed[0].1, Quota { limits, current_count: 1, last_refresh: now });
+        assert_eq!(plan.changed[0].1, Quota { last_refresh: now, ..sent(limits, 1) });
+    }
+
+    #[test]
+    fn what_is_reserved_in_advance_counts_and_is_not_shown_as_sent() {
+        let now = Timestamp::from_seconds(60);
+        let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), now);
+        let request = |units| ReservationRequest { user: UserId::parse("a").unwrap(), units };
+        let requests = [request(1), request(1), request(3), request(1)];
+        for is_shown_as_sent in [false, true] {
+            let mut rows = HashMap::from([("a", row)]);
+            let reserved = plan_reservations(&requests, &mut rows, now, is_shown_as_sent);
+            let reserved: Vec<_> = reserved.into_iter().flatten().collect();
+            assert_eq!(reserved.iter().map(|reserved| reserved.units).collect::<Vec<_>>(), [2, 2, 1, 0]);
+            let counts =
+                reserved.iter().map(|Reservation { row, .. }| (row.current_count, row.reserved_count));
+            let expected = match is_shown_as_sent {
+                true => [(2, 0), (4, 0), (5, 0), (5, 0)],
+                false => [(1, 1), (2, 2), (3, 2), (3, 2)],
+            };
+            assert_eq!(counts.collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]
@@ -332,7 +380,7 @@ mod tests {
     fn a_window_ahead_of_the_clock_is_corrected_even_if_the_broker_confirmed_nothing() {
         let now = Timestamp::from_seconds(60);
         let limits = QuotaLimits::new(2, 1).unwrap();
-        let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
+        let ahead = Quota { last_refresh: Timestamp::from_seconds(7_200), ..sent(limits, 1) };
         let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
         let mut before = rows.clone();
         let batch = [send("a"), send("b")];
@@ -340,7 +388,7 @@ mod tests {
             .retain_confirmed(&mut before, &[EnqueueOutcome::Failed]);
         let mut changed = plan.changed.clone();
         changed.sort_unstable_by_key(|(user, _)| user.as_str());
-        let brought_back = |current_count| Quota { limits, current_count, last_refresh: now };
+        let brought_back = |count| Quota { last_refresh: now, ..sent(limits, count) };
         assert_eq!(
             changed.iter().map(|(_, row)| *row).collect::<Vec<_>>(),
             [brought_back(1), brought_back(2)]

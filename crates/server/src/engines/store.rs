@@ -18,12 +18,12 @@ use weir_store::tier::TierStore;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{LaneSettings, Result, SteadyClock, StoreClock, StoreHealth, SystemClock};
 use weir_store_postgres::{Postgres, PostgresTarget};
-use weir_store_redis::{Redis, RedisQuota};
+use weir_store_redis::{QuotaTimes, Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
 use super::START_TIMEOUT;
 use crate::settings::Settings;
-use crate::settings::store::EngineChoice;
+use crate::settings::store::{EngineChoice, Formats};
 
 /// The traits that every engine implements.
 trait Engine:
@@ -171,9 +171,12 @@ impl Store {
         };
         let mut store = Self::new(Arc::new(engine.clone()), properties, settings);
         if let Some(redis) = options.redis {
-            let backing = Arc::new(engine.behind_cache());
+            let has_only_new_servers = settings.store.formats == Formats::Newest;
+            let backing = Arc::new(engine.behind_cache(has_only_new_servers).await?);
             let metrics = options.cache_metrics.clone();
-            store.quota = Arc::new(RedisQuota::new(redis.clone(), backing, options.clock, metrics));
+            let (redis, clock) = (redis.clone(), options.clock);
+            let times = QuotaTimes::default();
+            store.quota = Arc::new(RedisQuota::new(redis, backing, clock, metrics, times));
         }
         Ok(store)
     }

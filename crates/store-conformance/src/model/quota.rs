@@ -67,7 +67,7 @@ impl User {
     fn row(&self, now: Timestamp) -> Quota {
         let last = self.last_window();
         let current_count = if now >= self.end_of(&last) { 0 } else { last.count };
-        Quota { limits: self.limits, current_count, last_refresh: last.start }
+        Quota { current_count, ..Quota::new(self.limits, last.start) }
     }
 }
 

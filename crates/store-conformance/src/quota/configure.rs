@@ -26,7 +26,7 @@ pub async fn a_new_engine_is_empty_and_its_clock_shows_the_start<H: HasQuota>() 
 
 pub async fn configure_creates_a_row_with_nothing_spent<H: HasQuota>() {
     let h = H::open().await;
-    let expected = Quota { limits: limits(5, 2), current_count: 0, last_refresh: START };
+    let expected = Quota::new(limits(5, 2), START);
     assert_eq!(configure(&h, "alice", 5, 2).await, expected, "configure answers with the row");
     assert_eq!(find_quota(&h, "alice").await, Some(expected), "the row can be found");
 }
@@ -37,7 +37,7 @@ pub async fn configure_again_replaces_the_limits_and_starts_the_count_again<H: H
     accept_batch(&h, sends("alice", 3)).await;
     h.clock().advance(Duration::from_micros(10_000_001));
     let later = Timestamp::from_micros(START.as_micros() + 10_000_001);
-    let expected = Quota { limits: limits(2, 7), current_count: 0, last_refresh: later };
+    let expected = Quota::new(limits(2, 7), later);
     assert_eq!(configure(&h, "alice", 2, 7).await, expected, "the new limits begin a window of their own");
     assert_eq!(find_quota(&h, "alice").await, Some(expected), "the row was replaced");
     let outcomes = send_batch(&h, sends("alice", 3)).await;
@@ -111,7 +111,7 @@ pub async fn a_user_configured_after_removal_starts_afresh<H: HasQuota>() {
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
     h.clock().advance(Duration::from_secs(30));
     let row = configure(&h, "alice", 2, 5).await;
-    let expected = Quota { limits: limits(2, 5), current_count: 0, last_refresh: h.clock().now() };
+    let expected = Quota::new(limits(2, 5), h.clock().now());
     assert_eq!(row, expected, "nothing of a removed row remains");
     assert_eq!(
         outcome_letters(&send_batch(&h, sends("alice", 3)).await),

@@ -12,7 +12,7 @@ use weir_store::request::{
 
 use super::{read_id, read_request};
 use crate::connection::Values;
-use crate::migrate::{HASHED_KEYS_VERSION, LOCK_MIGRATIONS};
+use crate::migrate::{HASHED_KEYS_VERSION, LOCK_MIGRATIONS, REFUSE_OLDER_SERVERS};
 use crate::row::{self, column, timestamp};
 use crate::{Postgres, time};
 
@@ -73,11 +73,6 @@ const FIND_CONSTRAINT: &str = "
 const LIMIT_LOCK_WAIT: &str = "
     SELECT set_config('lock_timeout', CASE WHEN created_version < $1 THEN '50ms' ELSE '500ms' END, true)
     FROM weir_schema_state WHERE id = 1";
-/// Servers of versions without hashed keys do not start from here on: those before `weir_schema_state` look at `weir_schema`.
-const REFUSE_OLDER_SERVERS: &str = "
-    WITH stated AS (
-        UPDATE weir_schema_state SET oldest_version = greatest(oldest_version, $1) WHERE id = 1)
-    INSERT INTO weir_schema (version) VALUES ($1) ON CONFLICT DO NOTHING";
 const NEWEST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate

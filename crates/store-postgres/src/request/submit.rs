@@ -263,7 +263,9 @@ fn read_windows<'a>(
         let refreshed: Option<SystemTime> = column(row, 2)?;
         let window = match refreshed.map(time::from_system) {
             None => Quota::new(limits, now),
-            Some(last_refresh) => Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh },
+            Some(last_refresh) => {
+                Quota { current_count: unsigned(column(row, 1)?), ..Quota::new(limits, last_refresh) }
+            }
         };
         windows.insert(tenants[index], window);
     }

@@ -40,6 +40,8 @@ pub(crate) struct HashState {
     pub(crate) remaining: Duration,
     /// Redis's time, in milliseconds.
     pub(crate) redis_ms: i64,
+    /// `quota_install`: the other callers that may be about to install units.
+    pub(crate) pending: u32,
 }
 
 impl HashState {
@@ -60,6 +62,14 @@ pub(crate) struct PeekedHash {
     pub(crate) window: Timestamp,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
+    /// The callers that may be about to install units.
+    pub(crate) pending: u32,
+}
+
+impl PeekedHash {
+    pub(crate) fn unused(&self) -> u32 {
+        self.reserved.saturating_sub(self.count)
+    }
 }
 
 pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
@@ -68,7 +78,7 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
     match (int(kind)?, fields) {
         (0, []) => Some(SpendReply::Refused),
         (0, [nonce, redis_ms]) => Some(SpendReply::NoHash { nonce: text(nonce)?, redis_ms: int(redis_ms)? }),
-        (1, [spent, count, reserved, limit, minutes, window, remaining, redis_ms]) => {
+        (1, [spent, count, reserved, limit, minutes, window, remaining, redis_ms, pending @ ..]) => {
             Some(SpendReply::Spent(HashState {
                 spent: unsigned(spent)?,
                 count: unsigned(count)?,
@@ -77,6 +87,7 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
                 window: Timestamp::from_micros(int(window)?),
                 remaining: Duration::from_millis(u64::try_from(int(remaining)?).ok()?),
                 redis_ms: int(redis_ms)?,
+                pending: pending.first().map_or(Some(0), unsigned)?,
             }))
         }
         (2, []) => Some(SpendReply::Outdated),
@@ -86,9 +97,10 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
 
 pub(crate) fn parse_peek(value: &Value) -> Option<PeekedHash> {
     let Value::Array(fields) = value else { return None };
-    let [window, count, reserved] = &fields[..] else { return None };
+    let [window, count, reserved, pending] = &fields[..] else { return None };
     let window = Timestamp::from_micros(int(window)?);
-    Some(PeekedHash { window, count: unsigned(count)?, reserved: unsigned(reserved)? })
+    let (count, reserved, pending) = (unsigned(count)?, unsigned(reserved)?, unsigned(pending)?);
+    Some(PeekedHash { window, count, reserved, pending })
 }
 
 /// Returns the window and its unused units from the reply of `quota_release` or `quota_forget`.

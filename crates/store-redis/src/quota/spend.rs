@@ -2,24 +2,30 @@
 //! enqueues the accepted sends. The store decides sends for which Redis gives no usable reply.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weir_core::quota::{Grant, QuotaLimits};
 use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::{
-    AcceptedMessage, EnqueueOutcome, Reservation, ReservationRequest, SendMessage, SendOutcome,
-    UnusedReservation, random_bytes,
+    AcceptedMessage, EnqueueOutcome, Reservation, ReservationRequest, ReservedUnits, SendMessage,
+    SendOutcome, random_bytes,
 };
 
-use super::reply::{HashState, SpendReply, parse_spend};
-use super::write_behind::WriteBehind;
+use super::reply::{HashState, SpendReply, parse_peek, parse_spend};
+use super::write_behind::{Unrecorded, WriteBehind};
 use super::{SharedQuota, key};
 use crate::client::{KeyCall, NoReply};
 use crate::script::Script;
 
-/// How many times a batch reserves again when Redis refuses because the limits have changed. Then the store decides.
+/// How many times a batch reserves again when Redis refuses because the limits have changed, beside the times when it has waited
+/// for others. Then the store decides.
 const ROUNDS_MAX: usize = 3;
+/// The first pause while others install what they have reserved. Each is twice as long as the one before, up to a limit.
+const INSTALL_PAUSE: Duration = Duration::from_millis(1);
+const INSTALL_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// The sends of one user in a batch.
 struct UserSends<'a> {
@@ -28,6 +34,8 @@ struct UserSends<'a> {
     commands: Vec<usize>,
     /// The grants of the first commands.
     grants: Vec<SendGrant>,
+    /// Granted units that the store does not show as sent yet.
+    unrecorded: Unrecorded,
     /// How the commands without a grant are decided.
     remainder: RemainderState,
 }
@@ -54,6 +62,12 @@ enum RemainderState {
         at: Timestamp,
         redis_ms: i64,
     },
+    /// The window is full, but another caller may be about to install units of it.
+    AwaitingInstalls {
+        limits: QuotaLimits,
+        denial: Denial,
+        at: Timestamp,
+    },
     NotConfigured,
     /// The store decides, because Redis cannot.
     LeftToStore,
@@ -66,7 +80,19 @@ impl UserSends<'_> {
     }
 
     fn is_undecided(&self) -> bool {
-        self.missing() > 0 && matches!(self.remainder, RemainderState::Undecided)
+        self.missing() > 0
+            && matches!(self.remainder, RemainderState::Undecided | RemainderState::AwaitingInstalls { .. })
+    }
+
+    fn is_awaiting_installs(&self) -> bool {
+        self.missing() > 0 && matches!(self.remainder, RemainderState::AwaitingInstalls { .. })
+    }
+
+    /// Denies the other commands: nobody was about to install units any more.
+    fn deny_awaiting(&mut self) {
+        if let RemainderState::AwaitingInstalls { limits, denial, at } = self.remainder {
+            self.remainder = RemainderState::Denied { limits, denial, at, redis_ms: 0 };
+        }
     }
 
     fn needs_reservation(&self) -> bool {
@@ -75,13 +101,14 @@ impl UserSends<'_> {
 
     /// Applies the reply of `quota_spend`. Never denies: only the store knows whether a window is full.
     fn apply_spend(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
-        self.apply(reply, clock);
+        self.apply(reply, clock, 0);
         if let RemainderState::Denied { redis_ms, .. } = self.remainder {
             self.remainder = RemainderState::NeedsReservation { nonce: String::new(), redis_ms };
         }
     }
 
-    fn apply(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
+    /// `recorded` units are shown as sent by the store.
+    fn apply(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>, recorded: u32) {
         self.remainder = match reply {
             Some(SpendReply::NoHash { nonce, redis_ms }) => {
                 RemainderState::NeedsReservation { nonce, redis_ms }
@@ -90,6 +117,8 @@ impl UserSends<'_> {
                 if let Some(clock) = clock {
                     hash_state.remaining = hash_state.reset_at().since(clock.now());
                 }
+                let unrecorded = hash_state.spent.saturating_sub(recorded);
+                self.unrecorded.add(Unrecorded { window: hash_state.window, units: unrecorded });
                 self.add_grants(&hash_state)
             }
             Some(SpendReply::Refused) => RemainderState::Undecided,
@@ -110,6 +139,9 @@ impl UserSends<'_> {
             return RemainderState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
         let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.remaining };
+        if hash_state.pending > 0 {
+            return RemainderState::AwaitingInstalls { limits, denial, at };
+        }
         RemainderState::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }
@@ -124,14 +156,19 @@ pub(super) async fn send_batch(
     for sends in all_sends.iter_mut().filter(|sends| shared.invalidations.contains(sends.user)) {
         sends.remainder = RemainderState::LeftToStore;
     }
-    for _round in 0..ROUNDS_MAX {
+    let wait_until = Instant::now() + shared.install_wait;
+    let mut rounds = 0;
+    while rounds < ROUNDS_MAX {
         spend_reserved(shared, &mut all_sends).await;
         reserve(shared, &mut all_sends).await?;
         if !all_sends.iter().any(UserSends::is_undecided) {
             break;
         }
+        let has_waited = wait_for_installs(shared, &mut all_sends, wait_until).await;
+        rounds += usize::from(!has_waited);
     }
-    write_behind.track(all_sends.iter().filter(|sends| !sends.grants.is_empty()).map(|sends| sends.user));
+    let granted = all_sends.iter().filter(|sends| !sends.grants.is_empty());
+    write_behind.track(granted.map(|sends| (sends.user, sends.unrecorded)));
     if all_sends
         .iter()
         .all(|sends| sends.grants.is_empty() && matches!(sends.remainder, RemainderState::LeftToStore))
@@ -160,8 +197,9 @@ fn group_by_user(batch: &[SendMessage]) -> Vec<UserSends<'_>> {
     let mut all_sends: Vec<UserSends<'_>> = Vec::new();
     for (command, SendMessage { user, .. }) in batch.iter().enumerate() {
         let index = *indices.entry(user).or_insert_with(|| {
-            let (commands, grants) = (Vec::new(), Vec::new());
-            all_sends.push(UserSends { user, commands, grants, remainder: RemainderState::Undecided });
+            let (commands, grants, unrecorded) = (Vec::new(), Vec::new(), Unrecorded::default());
+            let remainder = RemainderState::Undecided;
+            all_sends.push(UserSends { user, commands, grants, unrecorded, remainder });
             all_sends.len() - 1
         });
         all_sends[index].commands.push(command);
@@ -185,6 +223,36 @@ async fn spend_reserved(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) {
     }
 }
 
+/// Waits while other callers may be about to install units for users whose windows are full. Denies where there are none left, and
+/// stops where units have come or at the deadline. Returns whether there was a reason and time to wait.
+async fn wait_for_installs(shared: &SharedQuota, all_sends: &mut [UserSends<'_>], until: Instant) -> bool {
+    let (mut pause, mut has_waited) = (INSTALL_PAUSE, false);
+    loop {
+        let mut awaiting: Vec<_> =
+            all_sends.iter_mut().filter(|sends| sends.is_awaiting_installs()).collect();
+        if awaiting.is_empty() || Instant::now() + pause >= until {
+            return has_waited;
+        }
+        tokio::time::sleep(pause).await;
+        has_waited = true;
+        pause = (pause * 2).min(INSTALL_PAUSE_MAX);
+        let calls: Vec<_> =
+            awaiting.iter().map(|sends| KeyCall { key: key(sends.user), arguments: Vec::new() }).collect();
+        let replies = shared.redis.call_each(Script::QuotaPeek, &[&shared.epoch()], &calls).await;
+        let mut is_settled = false;
+        for (sends, reply) in awaiting.iter_mut().zip(replies) {
+            match reply.ok().and_then(|reply| parse_peek(&reply)) {
+                Some(hash) if hash.unused() == 0 && hash.pending > 0 => {}
+                Some(hash) if hash.unused() == 0 => sends.deny_awaiting(),
+                _ => is_settled = true,
+            }
+        }
+        if is_settled {
+            return true;
+        }
+    }
+}
+
 /// Reserves units in the store for all users with too few, installs them in Redis and spends the missing ones.
 async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Result<()> {
     let mut short: Vec<_> = all_sends.iter_mut().filter(|sends| sends.needs_reservation()).collect();
@@ -199,7 +267,7 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
     let mut calls = Vec::with_capacity(short.len());
     for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {
-            Some(reserved) => calls.push(install_call(sends, reserved)),
+            Some(reserved) => calls.push(install_call(sends, reserved, shared.clock.is_some())),
             None => sends.remainder = RemainderState::NotConfigured,
         }
     }
@@ -213,9 +281,11 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
         };
         if reply == Some(SpendReply::Refused) && reserved.units > 0 {
             let (user, window) = (sends.user.clone(), reserved.row.last_refresh);
-            unused.push(UnusedReservation { user, window, units: reserved.units });
+            unused.push(ReservedUnits { user, window, units: reserved.units });
         }
-        sends.apply(reply, shared.clock.as_deref());
+        // The store shows what was requested of it as sent.
+        let recorded = sends.missing().min(reserved.units);
+        sends.apply(reply, shared.clock.as_deref(), recorded);
         if sends.needs_reservation() {
             sends.remainder = RemainderState::Undecided;
         }
@@ -230,28 +300,34 @@ fn spend_own_reservation(sends: &UserSends<'_>, reserved: &Reservation) -> HashS
     let spent = sends.missing().min(*units);
     HashState {
         spent,
-        count: row.current_count.saturating_sub(*units).saturating_add(spent),
-        reserved: row.current_count,
+        count: row.counted().saturating_sub(*units).saturating_add(spent),
+        reserved: row.counted(),
         limits: row.limits,
         window: row.last_refresh,
         remaining: row.reset_at().since(*at),
         redis_ms: 0,
+        pending: 0,
     }
 }
 
-fn install_call(sends: &UserSends<'_>, reserved: &Reservation) -> KeyCall {
+fn install_call(sends: &UserSends<'_>, reserved: &Reservation, has_test_clock: bool) -> KeyCall {
     let Reservation { row, units, at } = reserved;
     let (nonce, redis_ms) = match &sends.remainder {
         RemainderState::NeedsReservation { nonce, redis_ms } => (nonce.clone(), *redis_ms),
         _ => Default::default(),
     };
     // Counted from Redis's time of the spend, which was before the reservation, so the hash never outlives the window.
-    let remaining_ms = i64::try_from(row.reset_at().since(*at).as_millis()).unwrap_or(i64::MAX);
+    let mut remaining = row.reset_at().since(*at);
+    if has_test_clock {
+        // That clock ends the window (`quota_spend`), and may stand still for longer than is left of it.
+        remaining = remaining.saturating_add(Duration::from_secs(3_600));
+    }
+    let remaining_ms = i64::try_from(remaining.as_millis()).unwrap_or(i64::MAX);
     let arguments = vec![
         nonce,
         row.last_refresh.as_micros().to_string(),
         units.to_string(),
-        row.current_count.to_string(),
+        row.counted().to_string(),
         row.limits.rate_limit().to_string(),
         row.limits.time_window_minutes().to_string(),
         redis_ms.saturating_add(remaining_ms).to_string(),
@@ -307,6 +383,7 @@ fn refuse(all_sends: &[UserSends<'_>], outcomes: &mut [Option<SendOutcome>]) -> 
                 }
                 RemainderState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
                 RemainderState::Undecided
+                | RemainderState::AwaitingInstalls { .. }
                 | RemainderState::NeedsReservation { .. }
                 | RemainderState::LeftToStore => {
                     left_to_store.push(command);

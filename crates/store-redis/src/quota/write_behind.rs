@@ -1,8 +1,7 @@
-//! Gives unused units back to the store: those of reservations that are idle, and all of this server's when it stops. Idle
-//! means unused for a second, plus one more for every thousand users who send at the same time: each of them sends less
-//! often, and units that are given back too soon have to be reserved again.
+//! What the store learns later: which reserved units were sent, twice a second; and which were not used, once their user has sent
+//! nothing for a while, and of all users when this server stops.
 //!
-//! Redis releases the units first, then the store takes them back. A failure in between can only lose units.
+//! Redis releases unused units first, then the store takes them back. A failure in between can only lose units.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,29 +10,28 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use weir_core::UserId;
-use weir_store::quota::UnusedReservation;
+use weir_core::{Timestamp, UserId};
+use weir_store::Result;
+use weir_store::quota::ReservedUnits;
 
 use super::reply::parse_release;
 use super::{SharedQuota, key};
 use crate::client::KeyCall;
 use crate::script::Script;
 
-/// How long a reservation is unused before it is given back, while few users send.
-const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// The upper bound of that time, however many users send.
-const IDLE_AFTER_MAX: Duration = Duration::from_secs(30);
-/// Each step of this many users adds [`IDLE_AFTER`] once.
-const USERS_PER_STEP: usize = 1_000;
+/// How often the store is told what was sent. Its counts are behind by this and the time of a statement.
+const RECORD_EVERY: Duration = Duration::from_millis(500);
 /// How often idle reservations are looked for.
 const SCAN_EVERY: Duration = Duration::from_millis(500);
 /// Users in one commit.
 const BATCH_MAX: usize = 500;
-/// With more tracked users than this, all reservations are given back at once, idle or not.
-const GIVE_BACK_ALL_ABOVE: usize = 100_000;
-/// The most users that are tracked, since giving back may take long. Unused units of further users stay counted until their
-/// windows end, which is safe.
-const TRACKED_MAX: usize = 2 * GIVE_BACK_ALL_ABOVE;
+/// With more tracked users than this, reservations are kept for [`KEEP_WHEN_FULL`] only.
+const TRACKED_LONG_MAX: usize = 100_000;
+/// How long a reservation is kept without sends while too many are tracked.
+const KEEP_WHEN_FULL: Duration = Duration::from_secs(1);
+/// The most users that are tracked, since giving back may take long. Of further users unused units stay counted until their
+/// windows end, which is safe, and units that were sent are shown as reserved.
+const TRACKED_MAX: usize = 2 * TRACKED_LONG_MAX;
 
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
@@ -45,20 +43,53 @@ pub(crate) struct WriteBehind {
 #[derive(Debug)]
 struct Reservations {
     shared: Arc<SharedQuota>,
+    /// How long a reservation is kept without sends.
+    keep: Duration,
     /// When this server last used each user's reservation.
     tracked: Mutex<HashMap<UserId, Instant>>,
+    /// What this server has granted and the store does not show as sent yet.
+    unrecorded: Mutex<HashMap<UserId, Unrecorded>>,
+}
+
+/// Granted units of a window that the store does not show as sent yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unrecorded {
+    /// The start of the window.
+    pub(crate) window: Timestamp,
+    pub(crate) units: u32,
+}
+
+impl Unrecorded {
+    /// Adds units. Those of another window replace what is left of the one before, which is over.
+    pub(crate) fn add(&mut self, more: Self) {
+        if more.units > 0 {
+            let before = if self.window == more.window { self.units } else { 0 };
+            *self = Self { units: before.saturating_add(more.units), ..more };
+        }
+    }
+
+    /// Removes units that were recorded.
+    fn subtract(&mut self, recorded: Self) {
+        if self.window == recorded.window {
+            self.units = self.units.saturating_sub(recorded.units);
+        }
+    }
 }
 
 impl WriteBehind {
-    pub(crate) fn start(shared: Arc<SharedQuota>) -> Self {
-        let reservations = Arc::new(Reservations { shared, tracked: Mutex::default() });
+    pub(crate) fn start(shared: Arc<SharedQuota>, keep: Duration) -> Self {
+        let (tracked, unrecorded) = (Mutex::default(), Mutex::default());
+        let reservations = Arc::new(Reservations { shared, keep, tracked, unrecorded });
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let record = record_periodically(Arc::clone(&reservations));
+        tasks.spawn(closing.clone().run_until_cancelled_owned(record));
         let scan = {
             let reservations = Arc::clone(&reservations);
             async move {
                 loop {
                     tokio::time::sleep(SCAN_EVERY).await;
-                    reservations.give_back(reservations.take_idle()).await;
+                    let (users, idle_for) = reservations.take_idle();
+                    reservations.give_back(users, idle_for).await;
                 }
             }
         };
@@ -67,19 +98,37 @@ impl WriteBehind {
         Self { reservations, closing, tasks }
     }
 
-    /// Records that reservations of these users were used just now.
-    pub(crate) fn track<'a>(&self, users: impl Iterator<Item = &'a UserId>) {
+    /// Records that reservations of these users were used just now, and what of them the store has to be told.
+    pub(crate) fn track<'a>(&self, users: impl Iterator<Item = (&'a UserId, Unrecorded)>) {
         let now = Instant::now();
         let mut tracked = self.reservations.tracked.lock();
-        users.for_each(|user| track_user(&mut tracked, user, now));
+        let mut unrecorded = self.reservations.unrecorded.lock();
+        for (user, units) in users {
+            if let Some(used_at) = find_or_track(&mut tracked, user, now) {
+                *used_at = now;
+            }
+            if units.units > 0
+                && let Some(before) = find_or_track(&mut unrecorded, user, Unrecorded::default())
+            {
+                before.add(units);
+            }
+        }
     }
 
-    /// Stops the scan and gives back all reservations of this server.
+    /// What this server has granted to the user and the store may not show as sent yet.
+    pub(crate) fn unrecorded(&self, user: &UserId) -> Unrecorded {
+        self.reservations.unrecorded.lock().get(user).copied().unwrap_or_default()
+    }
+
+    /// Stops the tasks, records what was sent and gives back all reservations of this server.
     pub(crate) async fn close(&self) {
         self.closing.cancel();
         self.tasks.wait().await;
+        if let Err(error) = self.reservations.record().await {
+            tracing::warn!(error = %error.with_causes(), "cannot record what was sent; it is shown as reserved until its windows end");
+        }
         let all = self.reservations.tracked.lock().drain().map(|(user, _)| user).collect();
-        self.reservations.give_back(all).await;
+        self.reservations.give_back(all, Duration::ZERO).await;
     }
 }
 
@@ -89,28 +138,70 @@ impl Drop for WriteBehind {
     }
 }
 
+/// What could not be recorded is tried again with the next time.
+async fn record_periodically(reservations: Arc<Reservations>) {
+    let mut was_recorded = true;
+    loop {
+        tokio::time::sleep(RECORD_EVERY).await;
+        let recorded = reservations.record().await;
+        if let Err(error) = &recorded
+            && was_recorded
+        {
+            tracing::warn!(error = %error.with_causes(), "cannot record in the store what Redis has allowed; its counts are behind until it answers");
+        }
+        was_recorded = recorded.is_ok();
+    }
+}
+
 impl Reservations {
-    /// Removes the users with idle reservations from the tracked ones and returns them.
-    fn take_idle(&self) -> Vec<UserId> {
-        let mut tracked = self.tracked.lock();
-        let is_full = tracked.len() > GIVE_BACK_ALL_ABOVE;
-        let after = idle_after(tracked.len());
-        let idle = tracked.extract_if(|_, at| is_full || at.elapsed() >= after);
-        idle.map(|(user, _)| user).collect()
+    /// Shows the units that this server has granted as sent in the store.
+    async fn record(&self) -> Result<()> {
+        let sent: Vec<_> =
+            self.unrecorded.lock().iter().map(|(user, units)| (user.clone(), *units)).collect();
+        for sent in sent.chunks(BATCH_MAX) {
+            let units = |(user, Unrecorded { window, units }): &(UserId, Unrecorded)| ReservedUnits {
+                user: user.clone(),
+                window: *window,
+                units: *units,
+            };
+            self.shared.store.record_sent(sent.iter().map(units).collect()).await?;
+            let mut unrecorded = self.unrecorded.lock();
+            for (user, recorded) in sent {
+                if let Some(left) = unrecorded.get_mut(user) {
+                    left.subtract(*recorded);
+                    if left.units == 0 {
+                        unrecorded.remove(user);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
-    async fn give_back(&self, users: Vec<UserId>) {
+    /// Removes the users with idle reservations from the tracked ones, and returns them with the time for which nobody may have
+    /// used these. It is somewhat shorter than this server's own, since Redis measures it with another clock.
+    fn take_idle(&self) -> (Vec<UserId>, Duration) {
+        let mut tracked = self.tracked.lock();
+        let keep = if tracked.len() > TRACKED_LONG_MAX { self.keep.min(KEEP_WHEN_FULL) } else { self.keep };
+        let idle = tracked.extract_if(|_, at| at.elapsed() >= keep);
+        (idle.map(|(user, _)| user).collect(), keep - keep / 10)
+    }
+
+    /// Gives back unused units that nobody has used for `idle_for`: another server may use the same hash.
+    async fn give_back(&self, users: Vec<UserId>, idle_for: Duration) {
+        let idle_ms = idle_for.as_millis().to_string();
         for users in users.chunks(BATCH_MAX) {
             let calls: Vec<_> =
                 users.iter().map(|user| KeyCall { key: key(user), arguments: Vec::new() }).collect();
             let epoch = self.shared.epoch();
-            let replies = self.shared.redis.call_each(Script::QuotaRelease, &[&epoch], &calls).await;
+            let replies =
+                self.shared.redis.call_each(Script::QuotaRelease, &[&epoch, &idle_ms], &calls).await;
             let unused: Vec<_> = users
                 .iter()
                 .zip(replies)
                 .filter_map(|(user, reply)| {
                     let (window, units) = parse_release(&reply.ok()?)?;
-                    Some(UnusedReservation { user: user.clone(), window, units })
+                    Some(ReservedUnits { user: user.clone(), window, units })
                 })
                 .collect();
             if unused.is_empty() {
@@ -123,17 +214,15 @@ impl Reservations {
     }
 }
 
-fn track_user(tracked: &mut HashMap<UserId, Instant>, user: &UserId, now: Instant) {
-    if let Some(at) = tracked.get_mut(user) {
-        *at = now;
-    } else if tracked.len() < TRACKED_MAX {
-        tracked.insert(user.clone(), now);
+/// Returns what is tracked of a user, `new` for a new one. `None` if there are too many.
+fn find_or_track<'a, T>(tracked: &'a mut HashMap<UserId, T>, user: &UserId, new: T) -> Option<&'a mut T> {
+    if !tracked.contains_key(user) {
+        if tracked.len() >= TRACKED_MAX {
+            return None;
+        }
+        tracked.insert(user.clone(), new);
     }
-}
-
-fn idle_after(users: usize) -> Duration {
-    let steps = u32::try_from(users / USERS_PER_STEP).unwrap_or(u32::MAX).saturating_add(1);
-    IDLE_AFTER.saturating_mul(steps).min(IDLE_AFTER_MAX)
+    tracked.get_mut(user)
 }
 
 #[cfg(test)]
@@ -144,15 +233,20 @@ mod tests {
     fn tracked_users_are_bounded() {
         let (mut tracked, now) = (HashMap::new(), Instant::now());
         for n in 0..TRACKED_MAX + 10 {
-            track_user(&mut tracked, &UserId::parse(n.to_string()).unwrap(), now);
+            find_or_track(&mut tracked, &UserId::parse(n.to_string()).unwrap(), now);
         }
         assert_eq!(tracked.len(), TRACKED_MAX);
     }
 
     #[test]
-    fn reservations_are_kept_longer_the_more_users_send() {
-        assert_eq!(idle_after(1), Duration::from_secs(1));
-        assert_eq!(idle_after(10_000), Duration::from_secs(11));
-        assert_eq!(idle_after(1_000_000), IDLE_AFTER_MAX);
+    fn units_of_another_window_replace_those_of_the_one_before() {
+        let units = |seconds, units| Unrecorded { window: Timestamp::from_seconds(seconds), units };
+        let mut unrecorded = Unrecorded::default();
+        for (added, sum) in [(units(60, 2), 2), (units(60, 3), 5), (units(120, 0), 5), (units(120, 1), 1)] {
+            unrecorded.add(added);
+            assert_eq!(unrecorded.units, sum);
+        }
+        unrecorded.subtract(units(60, 5));
+        assert_eq!(unrecorded, units(120, 1), "what is recorded of a window before is not of this one");
     }
 }

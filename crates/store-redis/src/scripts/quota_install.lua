@@ -5,9 +5,11 @@
 --         expire (Redis's time in milliseconds), units to spend
 -- Reply   for each key
 --         {0}              refused: the hash was deleted, or is of a later window; the units are unused
---         {1, spent, count, reserved, limit, minutes, window, milliseconds left, 0}
+--         {1, spent, count, reserved, limit, minutes, window, milliseconds left, 0, pending}
 -- A missing hash is created only if its placeholder has the same nonce: new limits delete the placeholder, so units that
 -- were reserved under the old limits are refused.
+-- `pending` are the other callers between their spend and their install: units that were reserved before a window was found full
+-- may still arrive. One that has not arrived for two seconds will not.
 local epoch = ARGV[1]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -17,7 +19,8 @@ for i, key in ipairs(KEYS) do
   local nonce, window, units = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   local stored, limit, minutes = tonumber(ARGV[at + 4]), ARGV[at + 5], ARGV[at + 6]
   local expire_at, requested = ARGV[at + 7], tonumber(ARGV[at + 8])
-  local hash = redis.call('HMGET', key, 'run', 'epoch', 'loading', 'window', 'currentCount', 'reserved')
+  local hash = redis.call('HMGET', key, 'run', 'epoch', 'loading', 'window', 'currentCount', 'reserved', 'pending',
+    'pendingAt')
   local stored_window = hash[4]
   local count, reserved
   if hash[1] == run and hash[2] == epoch then
@@ -37,11 +40,15 @@ for i, key in ipairs(KEYS) do
   else
     local spent = math.min(requested, reserved - count)
     count = count + spent
+    local pending, pending_at = math.max(0, (tonumber(hash[7]) or 0) - 1), tonumber(hash[8]) or 0
+    if pending_at + 2000 < ms then
+      pending = 0
+    end
     redis.call('HSET', key, 'rateLimit', limit, 'currentCount', count, 'reserved', reserved, 'timeWindow', minutes,
-      'window', window, 'run', run, 'epoch', epoch, 'at', ms)
+      'window', window, 'run', run, 'epoch', epoch, 'at', ms, 'pending', pending, 'pendingAt', pending_at)
     redis.call('PEXPIREAT', key, expire_at)
     local left = math.max(0, redis.call('PTTL', key))
-    replies[i] = {1, spent, count, reserved, limit, minutes, window, left, 0}
+    replies[i] = {1, spent, count, reserved, limit, minutes, window, left, 0, pending}
   end
 end
 return replies

@@ -6,6 +6,8 @@
 --         {0, nonce, ms}   no hash: reserve in the store, then install under this nonce; ms is Redis's time
 --         {1, spent, count, reserved, limit, minutes, window, milliseconds left, ms}
 --         {2}              written under a later epoch: the caller is outdated
+-- A caller that gets fewer units than requested goes to the store and installs what it gets there. Until then it is pending, so
+-- that others who find the window full know that units may arrive (see quota_install).
 local epoch, now, nonce = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -31,16 +33,24 @@ for i, key in ipairs(KEYS) do
   elseif hash[1] ~= run or (tonumber(hash[2]) or 0) < epoch or (window and left <= 0) or not (window or hash[3]) then
     -- Written by another run or epoch, or the window has ended. The placeholder gives a caller two seconds to install units.
     redis.call('DEL', key)
-    redis.call('HSET', key, 'run', run, 'epoch', ARGV[1], 'loading', nonce)
+    redis.call('HSET', key, 'run', run, 'epoch', ARGV[1], 'loading', nonce, 'pending', 1, 'pendingAt', ms)
     redis.call('PEXPIRE', key, 2000)
     replies[i] = {0, nonce, ms}
   elseif not window then
+    redis.call('HINCRBY', key, 'pending', 1)
+    redis.call('HSET', key, 'pendingAt', ms)
     replies[i] = {0, hash[3], ms}
   else
     local count, reserved = tonumber(hash[4]), tonumber(hash[5])
-    local spent = math.min(tonumber(ARGV[3 + i]), reserved - count)
+    local requested = tonumber(ARGV[3 + i])
+    local spent = math.min(requested, reserved - count)
     if spent > 0 then
-      count = redis.call('HINCRBY', key, 'currentCount', spent)
+      count = count + spent
+      redis.call('HSET', key, 'currentCount', count, 'at', ms)
+    end
+    if spent < requested then
+      redis.call('HINCRBY', key, 'pending', 1)
+      redis.call('HSET', key, 'pendingAt', ms)
     end
     replies[i] = {1, spent, count, reserved, hash[6], hash[7], window, left, ms}
   end

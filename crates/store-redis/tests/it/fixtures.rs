@@ -22,7 +22,7 @@ use weir_store_conformance::{
     ENGINE_TIMEOUT, EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, START,
 };
 use weir_store_postgres::{Postgres, PostgresTarget};
-use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales, RedisTarget};
+use weir_store_redis::{QuotaTimes, Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales, RedisTarget};
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::redis::{Cluster, Options, Server};
 
@@ -76,8 +76,10 @@ impl QuotaStore for SettledQuota {
         Ok(row)
     }
 
+    /// Leaves out what Redis holds in advance, which the cases know nothing of.
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        self.quota.find(user).await
+        let row = self.quota.find(user).await?;
+        Ok(row.map(|row| Quota { reserved_count: 0, ..row }))
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
@@ -109,7 +111,7 @@ pub(crate) struct RedisFixture<const CLUSTER: bool> {
     server: Option<Arc<Server>>,
     pub(crate) database: Arc<Database>,
     clock: ManualClock,
-    store: Postgres,
+    pub(crate) store: Postgres,
     pub(crate) redis: Redis,
     quota: Arc<RedisQuota>,
     received: Arc<ReceivedChanges>,
@@ -134,7 +136,7 @@ impl<const CLUSTER: bool> RedisFixture<CLUSTER> {
     }
 
     /// Starts a server and waits until it is connected and receives changes.
-    async fn start(
+    pub(crate) async fn start(
         url: &str,
         call_timeout: Duration,
         server: Option<Arc<Server>>,
@@ -151,8 +153,7 @@ impl<const CLUSTER: bool> RedisFixture<CLUSTER> {
         let target: RedisTarget = url.parse().expect("a Redis URL");
         // A call that times out is decided without Redis, which the cases do not expect: a busy machine needs a long timeout.
         let redis = Redis::start(target.with_call_timeout(call_timeout));
-        let store_behind = Arc::new(store.clone().behind_cache());
-        let quota = RedisQuota::new(redis.clone(), store_behind, Some(time.clone()), CacheMetrics::default());
+        let quota = redis_quota(&redis, &store, time.clone(), QuotaTimes::default().keep, false).await;
         let local = LocalLimiter::ephemeral(time.clone(), 100_000);
         let (own, metrics) = (time.clone(), LaneMetrics::default());
         let limits = RedisLimits::start(redis.clone(), local, own, Some(time.clone()), 10_000, metrics);
@@ -180,6 +181,19 @@ impl<const CLUSTER: bool> RedisFixture<CLUSTER> {
             sale_worker: closing.drop_guard(),
         }
     }
+}
+
+/// Puts Redis in front of a store. A send whose window is full waits as long for others as a busy machine needs.
+pub(crate) async fn redis_quota(
+    redis: &Redis,
+    store: &Postgres,
+    clock: Arc<dyn Clock>,
+    keep: Duration,
+    has_only_new_servers: bool,
+) -> RedisQuota {
+    let store = store.clone().behind_cache(has_only_new_servers).await.expect("it knows its schema");
+    let times = QuotaTimes { keep, install_wait: ENGINE_TIMEOUT };
+    RedisQuota::new(redis.clone(), Arc::new(store), Some(clock), CacheMetrics::default(), times)
 }
 
 /// Waits until changes on other servers are received.

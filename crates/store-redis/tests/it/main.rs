@@ -2,6 +2,7 @@
 
 mod conformance;
 mod fixtures;
+mod quota;
 mod request;
 mod sale;
 mod sale_cluster;

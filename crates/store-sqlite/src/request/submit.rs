@@ -109,7 +109,7 @@ fn load_windows<'a>(
 ) -> rusqlite::Result<HashMap<&'a str, Quota>> {
     let read = |row: &rusqlite::Row<'_>| {
         let last_refresh = Timestamp::from_micros(row.get(1)?);
-        Ok(Quota { limits, current_count: row.get(0)?, last_refresh })
+        Ok(Quota { current_count: row.get(0)?, ..Quota::new(limits, last_refresh) })
     };
     let mut statement = connection.prepare_cached(WINDOW)?;
     let mut windows = HashMap::new();

@@ -73,11 +73,19 @@ impl Fleet {
         &self.clients[0]
     }
 
-    /// The count in the user's row.
-    pub(super) async fn stored_count(&self, user: &str) -> u32 {
-        let select = format!("SELECT current_count::text FROM rate_limit_store WHERE user_id = '{user}'");
-        let rows = self.database.query_strings(&select).await;
-        rows[0][0].as_deref().unwrap().parse().unwrap()
+    /// What the user's row shows as sent and as reserved.
+    pub(super) async fn stored_counts(&self, user: &str) -> (usize, usize) {
+        let columns = "current_count::text, reserved_count::text";
+        let select = format!("SELECT {columns} FROM rate_limit_store WHERE user_id = '{user}'");
+        let row = self.database.query_strings(&select).await.remove(0);
+        let number = |column: usize| row[column].as_deref().unwrap().parse().unwrap();
+        (number(0), number(1))
+    }
+
+    /// Waits until the user's row shows so many messages as sent.
+    pub(super) async fn wait_for_sent(&self, user: &str, sent: usize) {
+        let what = format!("the row of {user} shows {sent} messages as sent");
+        wait::until(&what, TEST_TIMEOUT, async || self.stored_counts(user).await.0 == sent).await;
     }
 
     pub(super) fn count_lines(&self, text: &str) -> usize {

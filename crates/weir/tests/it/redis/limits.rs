@@ -62,7 +62,7 @@ async fn of_400_parallel_sends_on_two_servers_exactly_50_pass_a_cold_cache() {
         let counts = send_in_parallel(&fleet.clients, user, 400).await;
         counts.expect(200, 50);
         counts.expect(429, 350);
-        assert_eq!(fleet.stored_count(user).await, 50);
+        fleet.wait_for_sent(user, 50).await;
     }
     assert_eq!(redis.command(&["HGET", "RateLimiterCache:a", "currentCount"]).await.text(), "50");
     let books = wait_until_delivered(&operator(&fleet.weirs[0])).await;
@@ -112,18 +112,20 @@ async fn a_cache_that_loses_its_data_continues_from_the_count_in_postgres() {
     }
     let redis = redis_without_persistence();
     let fleet = Fleet::start(1, redis.url()).await;
-    // Limits below ten are not reserved in advance, so a flush loses nothing.
     fleet.configure(fleet.first(), "u", 9, 60).await;
-    for round in 1..=9 {
-        assert_eq!(send(fleet.first(), "u").await, 200, "send {round}");
+    let mut accepted = 0;
+    while send(fleet.first(), "u").await == 200 {
+        accepted += 1;
         redis.command(&["FLUSHALL"]).await;
     }
+    // Each flush costs one place at most: five sends and four places. A slow Redis may have held none.
+    assert!((5..=9).contains(&accepted), "{accepted} sends at limit 9");
     assert_eq!(send(fleet.first(), "u").await, 429);
-    assert_eq!(fleet.stored_count("u").await, 9);
+    assert_eq!(fleet.stored_counts("u").await, (accepted, 9 - accepted));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_table_has_the_exact_count_when_a_user_is_idle_and_after_a_stop() {
+async fn the_table_shows_what_was_sent_and_after_a_stop_nothing_is_reserved() {
     if skipped() {
         return;
     }
@@ -135,15 +137,14 @@ async fn the_table_has_the_exact_count_when_a_user_is_idle_and_after_a_stop() {
     for _ in 0..7 {
         assert_eq!(send(fleet.first(), "rests").await, 200);
     }
-    assert!(fleet.stored_count("rests").await >= 7, "the stored count is never too low");
-    wait::until("the reservation is given back", TEST_TIMEOUT, async || {
-        fleet.stored_count("rests").await == 7
-    })
-    .await;
+    let (sent, reserved) = fleet.stored_counts("rests").await;
+    assert!(sent + reserved >= 7, "what counts is never too low");
+    fleet.wait_for_sent("rests", 7).await;
     assert_eq!(send(fleet.first(), "stops").await, 200);
     fleet.weirs[0].terminate();
     assert!(fleet.weirs[0].wait(TEST_TIMEOUT).await.success());
-    assert_eq!(fleet.stored_count("stops").await, 1);
+    assert_eq!(fleet.stored_counts("stops").await, (1, 0));
+    assert_eq!(fleet.stored_counts("rests").await, (7, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,9 +34,12 @@ async fn a_cluster_serves_every_user_also_when_a_node_is_lost() {
     cluster.nodes_mut()[0].crash();
     for user in &users {
         let counts = send_in_parallel(&fleet.clients, user, 20).await;
-        let left = if user == "user-0" { 6 } else { 7 };
-        counts.expect(200, left);
-        counts.expect(429, 20 - left);
+        // Seven places are left, six of the user whose hash was moved; a place that was held ahead is lost with a hash: one
+        // with the node, and one with the move, since no server trusts a hash of another.
+        let (left, lost) = if user == "user-0" { (6, 2) } else { (7, 1) };
+        let accepted = counts.count(200);
+        assert!((left - lost..=left).contains(&accepted), "{accepted} sends of {user} were accepted");
+        counts.expect(429, 20 - accepted);
     }
 }
 
