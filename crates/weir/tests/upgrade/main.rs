@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::Method;
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use weir_server::auth::jwt::{self, Claims};
@@ -82,7 +83,7 @@ struct Acknowledged {
     /// By key: the id of its request.
     requests: BTreeMap<String, String>,
     /// By event: its time.
-    slots: BTreeMap<String, String>,
+    slots: BTreeMap<String, Timestamp>,
     /// By buyer: the number of the purchase.
     purchases: BTreeMap<String, String>,
 }
@@ -187,7 +188,8 @@ impl Load {
         let (first, second) = tokio::join!(self.insist(n, assign), self.insist(n + 1, assign));
         let [first, second] = [first, second].map(|answer| {
             assert!(answer.status == 200 || answer.status == 201, "{:?}", answer.body);
-            text(&answer.json()["scheduledTime"])
+            // The last release wrote no zeros at the end.
+            text(&answer.json()["scheduledTime"]).parse::<Timestamp>().expect("a time")
         });
         assert_eq!(first, second, "an event has one slot");
         self.acknowledged.lock().slots.insert(event, first);
@@ -263,7 +265,7 @@ async fn prepare(weir: &Weir) {
     let config = json!({"configName": "default", "maxPerWindow": PER_WINDOW, "windowSize": "PT4S"});
     assert_eq!(client.post("/admin/rate-limit/config", &config).await.expect("an answer").status, 200);
     let time = |seconds| {
-        let at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
+        let at = Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
         at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
     };
     let product = json!({"sku": "widget", "productName": "Widget", "initialStock": STOCK,
