@@ -57,6 +57,7 @@ macro_rules! slot_suite {
                 windows_that_ended_before_the_retention_are_purged,
                 an_event_whose_slot_was_purged_is_new,
                 a_purge_in_parts_leaves_whole_books_after_each,
+                the_window_behind_a_full_one_is_found_while_older_ones_are_purged,
                 a_purge_counts_windows_by_the_newest_version,
                 versions_that_were_replaced_before_the_retention_are_purged,
                 slots_that_wait_to_be_dispatched_are_not_purged,

@@ -6,8 +6,6 @@
 //! `row_count` for a table means something once the table is in `row_count_complete` and its triggers are there.
 
 mod recount;
-#[cfg(test)]
-mod tests;
 mod triggers;
 
 use std::time::Duration;
@@ -183,3 +181,6 @@ fn read_product(row: &Row, persisted: u64) -> Result<ProductAudit> {
         persisted,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("quota.rs", "OVER_LIMIT", AUDIT),
     ("slot.rs", "TOTALS", AUDIT),
     ("slot.rs", "DIFFERENT", AUDIT),
-    ("queue.rs", "AUDIT", AUDIT),
     ("request/maintenance.rs", "AUDIT", AUDIT),
     ("sale.rs", "TOTALS", AUDIT),
     ("sale.rs", "DIFFERENT", AUDIT),

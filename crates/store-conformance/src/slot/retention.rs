@@ -86,6 +86,22 @@ pub async fn a_purge_in_parts_leaves_whole_books_after_each<H: HasSlots>() {
     assert_eq!(left, 40 + next_id, "20 windows of 3 slots were old");
 }
 
+pub async fn the_window_behind_a_full_one_is_found_while_older_ones_are_purged<H: HasSlots>() {
+    let h = H::open().await;
+    put_config(&h, pace(2, 1_000)).await;
+    assign_new(&h, assignments("e", 4, at(0))).await;
+    assign_new(&h, assignments("far", 2, at(60_000))).await;
+    outdate(&h, 50_000);
+    assert_eq!(purge(&h, 1).await, 1, "one slot of the first window");
+    let next = assign_new(&h, assignments("f", 1, at(1_000))).await;
+    assert_eq!(
+        window_starts(&next),
+        [2_000],
+        "the counter of the empty window behind the full one is still there"
+    );
+    expect_books(&h, 6).await;
+}
+
 pub async fn a_purge_counts_windows_by_the_newest_version<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(1, 1_000)).await;
