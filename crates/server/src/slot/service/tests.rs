@@ -255,9 +255,11 @@ async fn a_read_that_began_before_a_change_does_not_put_the_old_version_back() {
         }
         gate.opened.notify_one();
         assert_eq!(early.await.unwrap(), 0, "{change}: it was read before");
-        let late = read();
-        gate.reached.notified().await;
-        gate.opened.notify_one();
+        let mut late = read();
+        tokio::select! {
+            () = gate.reached.notified() => gate.opened.notify_one(),
+            cached = &mut late => panic!("{change}: version {cached:?} is from the cache"),
+        }
         assert_eq!(late.await.unwrap(), 1, "{change}");
         assert_eq!(cached_version(&service).await, 1, "{change}: now it is cached");
     }
