@@ -161,6 +161,59 @@ async fn counts_that_pile_up_are_folded_by_several_servers_at_once() {
 }
 
 #[tokio::test]
+async fn no_reading_differs_while_others_write_and_fold() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    const FINISH_SOME: &str = "
+        WITH finished AS (
+            UPDATE request_record SET status = 'COMPLETED' WHERE request_id IN (
+                SELECT request_id FROM request_job LIMIT 7 FOR UPDATE SKIP LOCKED)
+            RETURNING request_id)
+        DELETE FROM request_job WHERE request_id IN (SELECT request_id FROM finished)";
+    const PURGE_SOME: &str = "
+        WITH purged AS (
+            DELETE FROM request_record WHERE request_id IN (
+                SELECT request_id FROM request_record WHERE status = 'COMPLETED' LIMIT 5 FOR UPDATE SKIP LOCKED)
+            RETURNING request_id)
+        INSERT INTO request_ledger (slot, purged) SELECT 2, count(*) FROM purged
+        ON CONFLICT (slot) DO UPDATE SET purged = request_ledger.purged + excluded.purged";
+    let database = Server::shared().database("books").await;
+    let (one, other) = (open(&database).await, open(&database).await);
+    let write = async |sql: &str| {
+        for _ in 0..100 {
+            database.execute(sql).await;
+        }
+    };
+    let writers = futures_util::future::join4(
+        write(INSERT_REQUESTS),
+        write(INSERT_REQUESTS),
+        write(FINISH_SOME),
+        write(PURGE_SOME),
+    );
+    // Makes a fold necessary each time.
+    let pile_up = "INSERT INTO row_count (table_name, kind, amount) SELECT 'dead_letter', 'x', 0 FROM generate_series(1, 600)";
+    let read = async |engine: &Postgres| loop {
+        database.execute(pile_up).await;
+        engine.tend_counts().await.expect("tend_counts must succeed");
+        let requests = books(engine).await.requests();
+        assert_eq!((requests.difference(), requests.jobs), (0, requests.in_flight), "{requests:?}");
+        assert_eq!(recount(engine).await, Vec::<String>::new());
+    };
+    // Readers never end by themselves.
+    tokio::select! {
+        _ = writers => {}
+        () = read(&one) => {}
+        () = async { loop {
+            other.tend_counts().await.expect("tend_counts must succeed");
+            books(&other).await;
+        } } => {}
+    }
+    let requests = books(&other).await.requests();
+    assert_eq!((requests.accepted, requests.difference()), (2_000, 0), "{requests:?}");
+}
+
+#[tokio::test]
 async fn one_of_several_servers_recounts_in_time() {
     if weir_testkit::skip("postgres") {
         return;
