@@ -19,6 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use weir_core::{Timestamp, TraceContext};
 use weir_store::Result;
+use weir_store::book::Books;
 
 /// A message's position in its topic. All messages of a key are in one shard, ordered by `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,6 +119,18 @@ pub struct QueueAudit {
 }
 
 impl QueueAudit {
+    /// The books of a topic.
+    #[must_use]
+    pub fn from_books(books: &Books, topic: &str) -> Self {
+        Self {
+            accepted: books.amount("accepted", topic),
+            done: books.amount("done", topic),
+            discarded: books.amount("discarded", topic),
+            dead: books.amount("dead_letter", topic),
+            in_flight: books.amount("queue_message", topic) + books.amount("queue_pack", topic),
+        }
+    }
+
     /// Messages that are missing (positive) or extra (negative); 0 if the counters balance.
     #[must_use]
     pub fn difference(&self) -> i128 {

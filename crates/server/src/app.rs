@@ -11,6 +11,7 @@ use crate::gateway::Gateway;
 use crate::operations::backlog::Backlog;
 use crate::operations::clocks::Clocks;
 use crate::operations::health::Health;
+use crate::operations::recount::Recounter;
 use crate::quota::service::QuotaService;
 use crate::request::encryption::Keyring;
 use crate::request::service::RequestService;
@@ -44,6 +45,7 @@ pub struct App {
     pub health: Health,
     pub(crate) backlog: Backlog,
     pub(crate) clocks: Arc<Clocks>,
+    pub(crate) recounter: Arc<Recounter>,
     pub started: Instant,
     pub shutdown: Shutdown,
 }
@@ -80,6 +82,7 @@ impl App {
         Arc::new(Self {
             health: Health::new(engines.clone()),
             backlog: Backlog::new(&engines, &settings, &metrics.operations),
+            recounter: Recounter::new(Arc::clone(&engines.store.books), shutdown.closing().clone()),
             clocks: Clocks::new(&engines, quota.denials(), metrics.operations.clone()),
             quota,
             slot,

@@ -11,6 +11,7 @@ pub mod http;
 mod operations;
 pub mod outbound;
 mod peer;
+mod purge;
 mod quota;
 mod redact;
 mod request;

@@ -7,4 +7,5 @@ mod events;
 pub(crate) mod health;
 pub(crate) mod metrics;
 pub(crate) mod readiness;
+pub(crate) mod recount;
 pub(crate) mod routes;

@@ -4,6 +4,7 @@
 //! the environment; the few settings with a flag are listed in [`source::FLAGS`]. Flags win over the environment, which wins
 //! over the file. A wrong setting stops the start with a sentence that says what is allowed.
 
+pub(crate) mod audit;
 pub(crate) mod auth;
 pub(crate) mod edge;
 pub(crate) mod http;
@@ -35,6 +36,7 @@ pub struct Settings {
     pub http: http::HttpSettings,
     /// `http.tls`; plain HTTP without it.
     pub tls: Option<tls::TlsSettings>,
+    pub audit: audit::AuditSettings,
     pub lane: lane::LaneSettings,
     pub sender: SenderSettings,
     pub request: RequestSettings,
@@ -63,6 +65,7 @@ impl Settings {
             process,
             http: http::HttpSettings::read(&mut reader)?,
             tls: tls::TlsSettings::read(&mut reader)?,
+            audit: audit::AuditSettings::read(&mut reader)?,
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: SenderSettings::read(&mut reader)?,
             request: RequestSettings::read(&mut reader)?,

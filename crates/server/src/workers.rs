@@ -13,6 +13,7 @@ use crate::request::work::maintenance::Maintenance;
 use crate::request::work::webhooks::Webhooks;
 use crate::request::work::{EnabledCheck, Worker, WorkerDependencies, webhooks};
 use crate::sale::replayed_purchases::ReplayedPurchases;
+use crate::slot;
 use crate::slot::dispatcher::Dispatcher;
 
 /// The part of the shutdown timeout that is reserved for putting back unfinished jobs.
@@ -104,6 +105,11 @@ fn start_maintenance(app: &App, workers: &TaskTracker) {
         on_change: Arc::new(move |id, status| hub.publish(id, status)),
     };
     workers.spawn(maintenance.run(app.shutdown.closing().clone()));
+    workers.spawn(Arc::clone(&app.recounter).run(app.settings.audit.recount_every));
+    if let Some(keep) = app.settings.slot.retention {
+        let (closing, slots) = (app.shutdown.closing().clone(), Arc::clone(&app.engines.store.slots));
+        workers.spawn(slot::retention::purge_until(closing, slots, keep));
+    }
 }
 
 /// One of the rollout's switches. It counts as off while the store does not answer: nothing could be done anyway.

@@ -12,6 +12,7 @@ use weir_queue::{Message, MessageClaim, QueueAudit};
 use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
 
 use crate::HasQuota;
+use crate::books::expect_queue_counts;
 
 /// Lease duration of claims in cases that do not test it.
 pub const VISIBILITY: Duration = Duration::from_secs(30);
@@ -150,6 +151,7 @@ pub fn numbered_texts(user_id: &str, numbers: impl IntoIterator<Item = usize>) -
 pub async fn queue_audit<H: HasQuota>(h: &H) -> QueueAudit {
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
+    expect_queue_counts(h, TOPIC).await;
     books
 }
 

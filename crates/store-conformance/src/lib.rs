@@ -17,6 +17,7 @@
 //! A module of a capability is a group of cases, and each public function in it without arguments is one case; `h` is its
 //! fixture. The macro of the capability is the only list of its cases, and `tests/listing.rs` checks that it is complete.
 
+pub mod books;
 pub mod claims;
 pub mod fixtures;
 pub mod model;
@@ -33,6 +34,7 @@ use weir_core::{ManualClock, Timestamp};
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_store::StoreClock;
+use weir_store::book::BookStore;
 use weir_store::quota::QuotaStore;
 use weir_store::request::RequestStore;
 use weir_store::sale::SaleStore;
@@ -61,6 +63,11 @@ pub trait EngineFixture: Send + Sync + Sized + 'static {
 
     /// The same clock as the store's trait object; `None` for the naive models, whose clock is never set back.
     fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        None
+    }
+
+    /// The same engine as the books of its rows; `None` for an engine without any.
+    fn books(&self) -> Option<Arc<dyn BookStore>> {
         None
     }
 

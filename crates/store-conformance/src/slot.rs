@@ -5,6 +5,7 @@ pub mod concurrent;
 pub mod config;
 pub mod due;
 pub mod fixtures;
+pub mod retention;
 
 /// Generates one test for each case of slot. The fixture is a path from `crate`.
 #[macro_export]
@@ -51,6 +52,16 @@ macro_rules! slot_suite {
                 scheduled_dispatches_survive_a_restart,
                 no_dispatch_is_scheduled_unless_the_store_dispatches,
                 two_servers_dispatch_each_slot_once_and_in_order,
+            ],
+            retention: [
+                windows_that_ended_before_the_retention_are_purged,
+                an_event_whose_slot_was_purged_is_new,
+                a_purge_in_parts_leaves_whole_books_after_each,
+                the_window_behind_a_full_one_is_found_while_older_ones_are_purged,
+                a_purge_counts_windows_by_the_newest_version,
+                versions_that_were_replaced_before_the_retention_are_purged,
+                slots_that_wait_to_be_dispatched_are_not_purged,
+                purging_while_assigning_giving_back_and_moving_keeps_the_books,
             ],
             concurrent: [
                 parallel_batches_overfill_no_window_and_counters_equal_slots,

@@ -3,6 +3,7 @@
 //! Several servers may share one database: row locks keep their decisions exact, and only the database's clock counts. Every
 //! call is bounded: the wait for a free connection, connecting, and the statements.
 
+mod book;
 mod clock;
 mod connection;
 mod error;
@@ -10,6 +11,7 @@ mod listener;
 mod migrate;
 mod pool;
 mod primary;
+mod purge_size;
 #[cfg(test)]
 mod query_plan_tests;
 mod queue;

@@ -4,6 +4,8 @@
 //! before must not miss is not begun by a migration but later, when all servers are new (see `request/sealing.rs`); that raises
 //! `oldest_version`, and older servers do not start any more.
 //!
+//! Triggers that count rows (see `book.rs`) are created with a new database, and on tables of before by the servers that run.
+//!
 //! An index on a table of before is created concurrently, outside of the migrations, and is not part of the version.
 //!
 //! `weir_schema` has a row for each migration up to [`RECORDED_EACH`], and for all in a database that this version created. Programs
@@ -14,6 +16,7 @@ use tokio_postgres::{Client, Transaction};
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
+use crate::book;
 use crate::connection::connect;
 use crate::error::classify;
 use crate::requirements::{self, Unsuitable};
@@ -36,10 +39,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0013_request_trace.sql"),
     include_str!("../migrations/0014_request_index.sql"),
     include_str!("../migrations/0015_quota_reserved.sql"),
+    include_str!("../migrations/0016_row_count.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 15;
+const VERSION: i32 = 16;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.
@@ -81,6 +85,8 @@ pub(crate) const REFUSE_OLDER_SERVERS: &str = "
     WITH stated AS (
         UPDATE weir_schema_state SET oldest_version = greatest(oldest_version, $1) WHERE id = 1)
     INSERT INTO weir_schema (version) VALUES ($1) ON CONFLICT DO NOTHING";
+/// The table is new, so its triggers count all of its rows.
+const COUNTED_WHOLE: &str = "INSERT INTO row_count_complete (table_name) VALUES ($1)";
 const RECORD: &str = "INSERT INTO weir_schema (version) VALUES ($1)";
 const RECORD_STATE: &str = "
     INSERT INTO weir_schema_state AS state (id, version, oldest_version, created_version) VALUES (1, $1, $2, $3)
@@ -178,6 +184,10 @@ async fn migrate(transaction: &Transaction<'_>, state: SchemaState) -> Result<()
     if state.version == 0 {
         for (name, columns) in INDEXES {
             transaction.batch_execute(&format!("CREATE INDEX {name} ON {columns}")).await?;
+        }
+        for table in book::TABLES {
+            transaction.batch_execute(&book::create_triggers(table)).await?;
+            transaction.execute(COUNTED_WHOLE, &[&table.name]).await?;
         }
     }
     let created = if state.version == 0 { VERSION } else { state.version };

@@ -55,6 +55,10 @@ impl Pool {
         self.shared.target.call_timeout
     }
 
+    pub(crate) fn target(&self) -> &PostgresTarget {
+        &self.shared.target
+    }
+
     pub(crate) fn calls(&self) -> &EngineCalls {
         &self.shared.calls
     }

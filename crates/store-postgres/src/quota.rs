@@ -83,7 +83,7 @@ pub(crate) const ENQUEUE: &str = "
 pub(crate) const COUNT_ACCEPTED: &str = "
     INSERT INTO queue_ledger (topic, slot, accepted) VALUES ($1, $2, $3)
     ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
-const AUDIT: &str = "
+pub(crate) const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit - reserved_count LIMIT 10)";
 

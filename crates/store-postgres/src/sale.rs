@@ -72,7 +72,7 @@ const SAVE_DUE_STATES: &str = "
     SET state = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'ENDED' ELSE 'ACTIVE' END,
         end_reason = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'TIME_EXPIRED' END
     FROM due WHERE p.id = ANY(ARRAY[due.id]) AND p.state <> 'ENDED'";
-const AUDIT: &str = "
+pub(crate) const AUDIT: &str = "
     SELECT (SELECT count(*) FROM products), (SELECT coalesce(sum(sold), 0)::bigint FROM products),
            (SELECT count(*) FROM purchases),
            ARRAY(SELECT sku::text FROM products p

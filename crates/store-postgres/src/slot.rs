@@ -1,4 +1,4 @@
-//! Slot in Postgres: reads, configuration and release. `slot/assign.rs` assigns batches.
+//! Slot in Postgres: reads, configuration and release. `slot/assign.rs` assigns batches, `slot/retention.rs` deletes what is old.
 //!
 //! A batch holds a shared lock on each of its configs, so batches run concurrently. A change of a config locks it exclusively, so
 //! that a pace never changes during a batch; so does a batch that finds all windows locked by others.
@@ -7,6 +7,9 @@ mod assign;
 mod config;
 mod config_locks;
 mod due;
+mod retention;
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
@@ -52,7 +55,7 @@ const SLOTS: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM rate_limit_event_slot
     WHERE config_name = $1 AND scheduled_time >= $2 AND (scheduled_time, event_id) > ($2, $3) AND scheduled_time < $4
     ORDER BY scheduled_time, event_id LIMIT $5";
-const AUDIT: &str = "
+pub(crate) const AUDIT: &str = "
     WITH pace AS (
         SELECT DISTINCT ON (config_name) config_name, max_per_window, window_size_ms * interval '1 ms' AS size
         FROM rate_limit_config ORDER BY config_name, version DESC)
@@ -163,6 +166,10 @@ impl SlotStore for Postgres {
         let event = after.event.as_ref().map_or("", EventId::as_str);
         let values: Values<'_> = &[&config.as_str(), &from, &event, &to, &row::bigint(limit)];
         self.inner.pool.query(SLOTS, values).await?.iter().map(read_slot).collect()
+    }
+
+    async fn purge_slots(&self, keep: Duration, limit: usize) -> Result<u64> {
+        retention::purge(self, keep, limit).await
     }
 
     async fn audit_slots(&self) -> Result<SlotAudit> {

@@ -362,7 +362,10 @@ impl SaleStore for RedisSales {
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {
-        let mut books = self.shared.ledger.audit_sales().await?;
+        self.complete_books(self.shared.ledger.audit_sales().await?).await
+    }
+
+    async fn complete_books(&self, mut books: SaleAudit) -> Result<SaleAudit> {
         let skus: Vec<Sku> = books.items.iter().filter_map(|item| Sku::parse(&item.sku).ok()).collect();
         let peeked = self.shared.peek(&skus).await?;
         for (item, peeked) in books.items.iter_mut().zip(peeked) {

@@ -3,6 +3,7 @@
 //! One process owns the data directory, so queue leases live in memory: after a restart every claimed message can be
 //! claimed again.
 
+mod book;
 mod clock;
 mod error;
 mod journal;
@@ -116,6 +117,7 @@ impl Sqlite {
             .map_err(classify)?;
         migrate::run(&mut connection)?;
         slot::remove_unused(&mut connection).map_err(classify)?;
+        book::ensure_counts(&mut connection).map_err(classify)?;
         let read_pool = ReadPool::open(|| connect(&file)).map_err(classify)?;
         let calls = EngineCalls::new(ENGINE);
         let writer = Writer::start(connection, calls.clone())?;

@@ -126,12 +126,15 @@ impl QuotaStore for Sqlite {
             let transaction = connection.unchecked_transaction()?;
             let connection = &*transaction;
             let users = connection.query_row(COUNT, [], |row| row.get(0))?;
-            let mut over_limit = connection.prepare(OVER_LIMIT)?;
-            let over_limit = over_limit.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            Ok(QuotaAudit { users, over_limit })
+            Ok(QuotaAudit { users, over_limit: users_over_limit(connection)? })
         };
         self.read(audit).await
     }
+}
+
+/// Some of the users whose count is above their limit.
+pub(crate) fn users_over_limit(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    connection.prepare(OVER_LIMIT)?.query_map([], |row| row.get(0))?.collect()
 }
 
 /// Decides a chunk of sends, saves the counts and enqueues or publishes the accepted messages.

@@ -259,8 +259,7 @@ impl SaleStore for Sqlite {
             let transaction = connection.unchecked_transaction()?;
             let (products, sold, persisted) =
                 transaction.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            let mut different = transaction.prepare(DIFFERENT)?;
-            let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            let different = differing_products(&transaction)?;
             let mut items = transaction.prepare(ITEMS)?;
             let limit = i64::try_from(AUDIT_ITEMS_MAX).unwrap_or(i64::MAX);
             let items = items.query_map([limit], read_audit)?.collect::<Result<_, _>>()?;
@@ -268,6 +267,11 @@ impl SaleStore for Sqlite {
         };
         self.read(audit).await
     }
+}
+
+/// Some of the products whose purchases differ from what is sold, or exceed the stock.
+pub(crate) fn differing_products(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    connection.prepare(DIFFERENT)?.query_map([], |row| row.get(0))?.collect()
 }
 
 fn create(

@@ -4,9 +4,11 @@ mod assign;
 mod config;
 mod due;
 mod recount;
+mod retention;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -23,6 +25,7 @@ use self::assign::AssignJob;
 use self::recount::PutConfigJob;
 pub(crate) use self::recount::{Recounts, remove_unused};
 use crate::Sqlite;
+use crate::book::count_slots;
 use crate::error::fault;
 use crate::writer::{Scheduling, WriterState, WriterTurn};
 
@@ -200,17 +203,42 @@ impl SlotStore for Sqlite {
         self.read(list).await
     }
 
+    async fn purge_slots(&self, keep: Duration, limit: usize) -> Result<u64> {
+        let span = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
+        let before = Timestamp::from_micros(self.inner.clock.now().as_micros().saturating_sub(span));
+        let configs = self.read(move |connection| retention::old_configs(connection, before)).await?;
+        if configs.is_empty() {
+            return Ok(0);
+        }
+        let recounts = Arc::clone(&self.inner.recounts);
+        let mut job = retention::PurgeJob::new(configs, before, limit, self.is_dispatching, recounts);
+        let work = move |connection: &Connection, _: &mut WriterState, turn: &WriterTurn| {
+            job.run_turn(connection, turn)
+        };
+        self.inner.writer.run_in_turns(Scheduling::Interleaved, work).await
+    }
+
     async fn audit_slots(&self) -> Result<SlotAudit> {
         let audit = |connection: &Connection| {
             let transaction = connection.unchecked_transaction()?;
-            let (slots, counted, above_maximum) =
-                transaction.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-            let mut different = transaction.prepare(DIFFERENT)?;
-            let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            Ok(SlotAudit { slots, counted, different, above_maximum })
+            let (slots, counted, above_maximum) = totals(&transaction)?;
+            Ok(SlotAudit { slots, counted, different: different(&transaction)?, above_maximum })
         };
         self.read(audit).await
     }
+}
+
+/// Some of the windows whose counters differ from their slots, and the number of those above their maximum.
+pub(crate) fn differing_windows(connection: &Connection) -> rusqlite::Result<(Vec<String>, u64)> {
+    Ok((different(connection)?, totals(connection)?.2))
+}
+
+fn different(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    connection.prepare(DIFFERENT)?.query_map([], |row| row.get(0))?.collect()
+}
+
+fn totals(connection: &Connection) -> rusqlite::Result<(u64, u64, u64)> {
+    connection.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
 }
 
 fn find(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slot>> {
@@ -222,6 +250,7 @@ fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Optio
     if let Some(slot) = &slot {
         let values = params![slot.scheduled.as_micros(), event.as_str()];
         connection.prepare_cached(due::DELETE)?.execute(values)?;
+        count_slots(connection, -1)?;
     }
     if let Some(slot) = &slot
         && let Some(config::Version { config, generation }) = config::latest(connection, &slot.config)?

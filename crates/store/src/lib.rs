@@ -4,6 +4,7 @@
 //! a batch, and [`Lanes`] turn concurrent single calls into batches. Engines load, lock and save rows; `weir-core`
 //! decides what happens to them.
 
+pub mod book;
 pub mod bounded_cache;
 pub mod clock;
 pub mod denial_cache;

@@ -175,6 +175,11 @@ pub trait SaleStore: Send + Sync + 'static {
     /// no events and has to be polled.
     async fn follow_events(&self, _on_event: &(dyn Fn(SaleEvent) + Send + Sync)) {}
     async fn audit_sales(&self) -> Result<SaleAudit>;
+    /// Completes the ledger's books by what decides sales in front of it. There is nothing to add unless this is a store in front
+    /// of a ledger.
+    async fn complete_books(&self, ledger: SaleAudit) -> Result<SaleAudit> {
+        Ok(ledger)
+    }
 }
 
 /// Metrics of recording purchases in the ledger.

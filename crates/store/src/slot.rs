@@ -6,6 +6,8 @@
 
 mod plan;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
@@ -167,6 +169,10 @@ pub trait SlotStore: Send + Sync + 'static {
         to: Timestamp,
         limit: usize,
     ) -> Result<Vec<Slot>>;
+    /// Deletes up to about `limit` rows of what is older than `keep`, a few at a time: slots and counters of windows that ended
+    /// longer ago, and versions of configs that were replaced longer ago. A slot that waits to be dispatched stays, and so do
+    /// those after it. Returns how many rows were deleted.
+    async fn purge_slots(&self, keep: Duration, limit: usize) -> Result<u64>;
     async fn audit_slots(&self) -> Result<SlotAudit>;
 }
 

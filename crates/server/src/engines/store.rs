@@ -8,6 +8,7 @@ use weir_core::Clock;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_queue::publish::Publisher;
+use weir_store::book::BookStore;
 use weir_store::engine_calls::EngineCalls;
 use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::quota::{CacheMetrics, QuotaStore, ReservableStore};
@@ -35,6 +36,7 @@ trait Engine:
     + SaleStore
     + SaleLedger
     + Queue
+    + BookStore
     + StoreClock
     + StoreHealth
     + 'static
@@ -65,6 +67,8 @@ pub struct Store {
     /// Purchases that Redis has decided.
     pub sale_ledger: Arc<dyn SaleLedger>,
     pub queue: Arc<dyn Queue>,
+    /// Its own counts of its rows.
+    pub books: Arc<dyn BookStore>,
     pub health: Arc<dyn StoreHealth>,
     /// The clock that decides, and its handling of steps back.
     pub clock: Arc<dyn StoreClock>,
@@ -203,6 +207,7 @@ impl Store {
             sales: Arc::<E>::clone(&engine),
             sale_ledger: Arc::<E>::clone(&engine),
             queue: Arc::<E>::clone(&engine),
+            books: Arc::<E>::clone(&engine),
             health: Arc::<E>::clone(&engine),
             clock: engine,
             readable_clock: clock,

@@ -1,5 +1,8 @@
 //! What happens in operations: each event writes its log line and moves its metric.
 
+use weir_store::Error;
+use weir_store::book::Recount;
+
 use super::metrics::OperationsMetrics;
 
 /// A clock that decides has stepped by more than a second.
@@ -33,6 +36,50 @@ impl DeferredWorkRescheduled {
             count = self.count,
             "rescheduled work that was deferred before the clock was set back"
         );
+    }
+}
+
+/// All rows were read and compared with the books.
+pub(super) struct RecountFinished<'a> {
+    pub(super) recount: &'a Recount,
+}
+
+impl RecountFinished<'_> {
+    pub(super) fn emit(self) {
+        let Recount { started_at, finished_at, differences, .. } = self.recount;
+        let seconds = finished_at.since(*started_at).as_secs_f64();
+        if differences.is_empty() {
+            tracing::info!(seconds, "all rows were read: the books are right");
+        }
+        for difference in differences {
+            tracing::error!(
+                book = difference.book,
+                what = difference.what,
+                "the books are wrong: keep the data and the logs, and report it, unless rows were edited by hand"
+            );
+        }
+    }
+}
+
+/// Rows could not be read for a comparison with the books.
+pub(super) struct RecountFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl RecountFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot read all rows to compare them with the books; trying again later");
+    }
+}
+
+/// The counts of rows could not be completed or summed up. Logged once per outage.
+pub(super) struct CountsFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl CountsFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot sum up the counts of rows; trying again");
     }
 }
 

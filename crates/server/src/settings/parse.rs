@@ -34,6 +34,11 @@ pub(crate) fn count(max: usize) -> impl Fn(&str) -> Option<usize> {
     move |text| text.trim().parse().ok().filter(|count| (1..=max).contains(count))
 }
 
+/// Returns a parser of numbers from 0 to `max`.
+pub(crate) fn number_from_zero(max: u64) -> impl Fn(&str) -> Option<u64> {
+    move |text| text.trim().parse().ok().filter(|number| *number <= max)
+}
+
 /// Parses `true` or `false`, also written `1` or `0`.
 #[must_use]
 pub(crate) fn boolean(text: &str) -> Option<bool> {

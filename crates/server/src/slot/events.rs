@@ -82,6 +82,28 @@ impl LeaseExpired {
     }
 }
 
+/// The store has deleted old slots, counters and versions of configs.
+pub(super) struct SlotsPurged {
+    pub(super) count: u64,
+}
+
+impl SlotsPurged {
+    pub(super) fn emit(self) {
+        tracing::debug!(purged = self.count, "deleted old slots, their counters and old versions of configs");
+    }
+}
+
+/// The store did not delete old slots. Logged once per outage.
+pub(super) struct PurgeFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl PurgeFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot delete old slots; trying again");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,8 +2,9 @@
 //! store.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{
@@ -29,7 +30,7 @@ pub struct SlotService {
     store: Arc<dyn SlotStore>,
     lanes: Lanes<Assign, AssignOutcome>,
     /// Configs by name, with the time at which the store was asked; `None` if no active config has the name.
-    cache: BoundedCache<ConfigName, (Instant, Option<SlotConfig>)>,
+    cache: Arc<BoundedCache<ConfigName, (Instant, Option<SlotConfig>)>>,
     timeout: Duration,
     metrics: SlotMetrics,
 }
@@ -49,7 +50,7 @@ impl SlotService {
         Self {
             store,
             lanes,
-            cache: BoundedCache::new(1, CACHE_MAX),
+            cache: Arc::new(BoundedCache::new(1, CACHE_MAX)),
             timeout: settings.http.timeout,
             metrics: metrics.slot.clone(),
         }
@@ -57,12 +58,26 @@ impl SlotService {
 
     /// Creates a version of a config and activates it. The change continues when it takes longer than the call's timeout.
     pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
-        let (store, config_name) = (Arc::clone(&self.store), name.clone());
-        let put = tokio::spawn(async move { store.put_config(&config_name, pace).await });
-        let put = async { put.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
-        let config = within(self.timeout, put).await;
-        self.cache.invalidate(name);
-        config
+        let (store, config) = (Arc::clone(&self.store), name.clone());
+        self.change(name, async move { store.put_config(&config, pace).await }).await
+    }
+
+    /// Changes a config and drops it from the cache afterwards, even when the call has timed out or the caller is gone: a read
+    /// that begins before the change ends cannot leave the old version in the cache.
+    async fn change<T: Send + 'static>(
+        &self,
+        name: &ConfigName,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (cache, name) = (Arc::clone(&self.cache), name.clone());
+        let changing = tokio::spawn(async move {
+            let outcome = change.await;
+            cache.invalidate(&name);
+            outcome
+        });
+        let changed =
+            async { changing.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
+        within(self.timeout, changed).await
     }
 
     /// Returns the active version of a config, at most five seconds old.
@@ -93,9 +108,8 @@ impl SlotService {
 
     /// Deactivates a config. Returns false if it is not active.
     pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
-        let deactivated = within(self.timeout, self.store.deactivate(name)).await;
-        self.cache.invalidate(name);
-        deactivated
+        let (store, config) = (Arc::clone(&self.store), name.clone());
+        self.change(name, async move { store.deactivate(&config).await }).await
     }
 
     pub fn flush_cache(&self) {

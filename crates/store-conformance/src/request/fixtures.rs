@@ -333,6 +333,7 @@ pub async fn request_audit<H: HasRequests>(h: &H) -> RequestAudit {
     let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     assert_eq!(books.jobs, books.in_flight, "every request in flight has one job: {books:?}");
+    crate::books::expect_counts(h).await;
     books
 }
 

@@ -132,4 +132,5 @@ pub async fn expect_books<H: HasSales>(h: &H, sold: u64) {
     for item in &books.items {
         assert!(item.sold == item.persisted && item.sold <= item.initial_stock, "{item:?}");
     }
+    crate::books::expect_counts(h).await;
 }

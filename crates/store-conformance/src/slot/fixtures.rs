@@ -93,4 +93,5 @@ pub async fn expect_books<H: HasSlots>(h: &H, slots: u64) {
     let books = h.slots().audit_slots().await.expect("audit_slots must succeed");
     assert_eq!((books.slots, books.counted), (slots, slots), "every slot is counted once: {books:?}");
     assert!(books.different.is_empty(), "counters equal slots: {books:?}");
+    crate::books::expect_counts(h).await;
 }

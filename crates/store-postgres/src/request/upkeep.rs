@@ -15,6 +15,7 @@ use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
 use crate::connection::Values;
 use crate::pool::Session;
+use crate::purge_size::PurgeSize;
 use crate::row::{self, column, int, timestamp, unreadable};
 use crate::{Postgres, time};
 
@@ -172,27 +173,6 @@ pub(super) async fn count(engine: &Postgres) -> Result<u64> {
     row::count(&engine.inner.pool.query_one(COUNT, &[]).await?, 0)
 }
 
-/// The number of rows that one statement of a purge deletes: adapted so that rows are not locked for long.
-#[derive(Debug, PartialEq, Eq)]
-struct PurgeSize(usize);
-
-impl PurgeSize {
-    const FIRST: Self = Self(100);
-    const MIN: usize = 10;
-    const MAX: usize = 1_000;
-    const QUICK: Duration = Duration::from_millis(10);
-    const SLOW: Duration = Duration::from_millis(30);
-
-    /// Returns the size of the next statement after one that took `elapsed`.
-    fn after(&self, elapsed: Duration) -> Self {
-        Self(match self.0 {
-            rows if elapsed < Self::QUICK => (rows * 2).min(Self::MAX),
-            rows if elapsed > Self::SLOW => (rows / 2).max(Self::MIN),
-            rows => rows,
-        })
-    }
-}
-
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
     let session = engine.inner.pool.session().await?;
     let clock = session.query_one(CLOCK, &[]).await?;
@@ -201,7 +181,7 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     let mut purged = 0;
     let (mut remaining, mut size) = (limit, PurgeSize::FIRST);
     while remaining > 0 {
-        let (begun, rows) = (Instant::now(), size.0.min(remaining));
+        let (begun, rows) = (Instant::now(), size.rows().min(remaining));
         let (found, deleted) = purge_requests(&session, oldest, rows).await?;
         purged += deleted;
         remaining = if found < rows { 0 } else { remaining - rows };
@@ -209,7 +189,7 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     }
     let (mut remaining, mut size) = (limit, PurgeSize::FIRST);
     while remaining > 0 {
-        let (begun, rows) = (Instant::now(), size.0.min(remaining));
+        let (begun, rows) = (Instant::now(), size.rows().min(remaining));
         let values: Values<'_> = &[&engine.clock_override(), &row::bigint(rows)];
         let deleted = session.execute(FORGET_KEYS, values).await?;
         purged += deleted;
@@ -278,18 +258,4 @@ pub(super) async fn books(engine: &Postgres) -> Result<RequestAudit> {
         in_flight: count(5)?,
         jobs: count(6)?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_purge_deletes_as_many_rows_at_once_as_it_can_in_a_short_time() {
-        let quick = (0..10).fold(PurgeSize::FIRST, |size, _| size.after(Duration::from_millis(1)));
-        assert_eq!(quick, PurgeSize(PurgeSize::MAX));
-        let slow = (0..10).fold(quick, |size, _| size.after(Duration::from_millis(500)));
-        assert_eq!(slow, PurgeSize(PurgeSize::MIN));
-        assert_eq!(PurgeSize::FIRST.after(Duration::from_millis(20)), PurgeSize::FIRST);
-    }
 }

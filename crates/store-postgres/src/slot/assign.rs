@@ -35,7 +35,7 @@ use crate::{ENGINE, Postgres, time};
 const LOCK_CONFIGS_SHARED: &str = "
     SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot ' || name, 0))
     FROM unnest($1::text[]) AS requested (name) ORDER BY name";
-const LOCK_CONFIGS: &str = "
+pub(super) const LOCK_CONFIGS: &str = "
     SELECT pg_advisory_xact_lock(hashtextextended('weir slot ' || name, 0))
     FROM unnest($1::text[]) AS requested (name) ORDER BY name";
 const CONFIGS: &str = "
@@ -272,7 +272,7 @@ struct Transaction<'a> {
 }
 
 /// Locks the configs in this process and takes a connection. A given session is returned to the pool if the batch has to wait.
-async fn lock_configs<'a>(
+pub(super) async fn lock_configs<'a>(
     engine: &'a Postgres,
     configs: &[&ConfigName],
     access: ConfigAccess,

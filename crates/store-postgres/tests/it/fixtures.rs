@@ -7,6 +7,7 @@ use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_store::StoreClock;
+use weir_store::book::BookStore;
 use weir_store::quota::QuotaStore;
 use weir_store::request::RequestStore;
 use weir_store::sale::SaleStore;
@@ -68,6 +69,10 @@ impl EngineFixture for PostgresFixture {
     }
 
     fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
+    fn books(&self) -> Option<Arc<dyn BookStore>> {
         Some(Arc::new(self.engine.clone()))
     }
 

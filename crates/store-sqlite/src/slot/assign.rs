@@ -13,6 +13,7 @@ use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, Window
 use super::config::Version;
 use super::recount::Recounts;
 use super::{config, due, find, status_text};
+use crate::book::count_slots;
 use crate::writer::{BatchInTurns, WriterTurn};
 
 const COUNTER: &str = "
@@ -205,6 +206,8 @@ fn save(
     generations: &HashMap<&ConfigName, i64>,
     is_dispatching: bool,
 ) -> rusqlite::Result<()> {
+    let inserted = i64::try_from(plan.slots().len()).unwrap_or(i64::MAX);
+    count_slots(connection, inserted)?;
     let mut insert = connection.prepare_cached(INSERT)?;
     let mut insert_due = connection.prepare_cached(due::INSERT)?;
     for Slot { event, config, requested, window_start, scheduled } in plan.slots() {

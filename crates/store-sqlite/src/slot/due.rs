@@ -28,7 +28,7 @@ const INSERT_PAGE: &str = "
     SELECT scheduled_time, event_id FROM rate_limit_event_slot
     WHERE event_id > ?1 AND event_id <= ?2 AND scheduled_time > ?3
     ON CONFLICT DO NOTHING";
-const FIRST: &str = "SELECT min(scheduled_time) FROM rate_limit_event_due";
+pub(super) const FIRST: &str = "SELECT min(scheduled_time) FROM rate_limit_event_due";
 const LIST_DUE: &str = "
     SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
     FROM (SELECT * FROM rate_limit_event_due WHERE scheduled_time <= ?1

@@ -9,6 +9,7 @@ use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_store::StoreClock;
+use weir_store::book::BookStore;
 use weir_store::quota::QuotaStore;
 use weir_store::request::RequestStore;
 use weir_store::sale::SaleStore;
@@ -48,6 +49,10 @@ impl<const IN_TURNS: bool> EngineFixture for Embedded<IN_TURNS> {
     }
 
     fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
+    fn books(&self) -> Option<Arc<dyn BookStore>> {
         Some(Arc::new(self.engine.clone()))
     }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "an unexpected None or Err must fail the test")]
 
 mod architecture;
+mod audit;
 mod authorization;
 mod backlog;
 mod bad_input;

@@ -1,12 +1,14 @@
 //! Slot: single events, bulk loads, configs, crashes, and `weir slots`.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::skip;
+use weir_testkit::wait::until;
 
 use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
@@ -271,6 +273,25 @@ async fn configs_have_versions_and_admin_routes_a_key(store: Store) {
     }
 }
 
+async fn old_slots_are_purged_and_their_events_are_new_again(store: Store) {
+    let running = Running::start_with(store, &[("WEIR_SLOT_RETENTION", "1s")]).await;
+    let (client, operator) = (running.client(), running.operator());
+    let (old, soon) = ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z");
+    put_config(&operator, "default", 1, "PT4S").await;
+    assert_eq!(assign(&client, "soon", soon).await.status, 201);
+    for _ in 0..2 {
+        assert_eq!(assign(&client, "old", old).await.status, 201);
+        let is_purged = async || client.get("/api/v1/slots/old").await.unwrap().status == 404;
+        until("the old slot is purged", Duration::from_secs(60), is_purged).await;
+    }
+    let windows =
+        "/api/v1/slots/windows?configName=default&from=2019-01-01T00:00:00Z&to=2021-01-01T00:00:00Z";
+    assert_eq!(client.get(windows).await.unwrap().json()["items"], json!([]));
+    assert_eq!(client.get("/api/v1/slots/soon").await.unwrap().status, 200);
+    let books = audit(&operator).await;
+    assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(1)), "{books}");
+}
+
 async fn invalid_events_are_refused_with_the_name_of_the_field(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
@@ -338,6 +359,7 @@ on_each_engine!(
     an_event_is_moved_to_another_time,
     the_slots_of_a_window_are_listed_page_by_page,
     invalid_events_are_refused_with_the_name_of_the_field,
+    old_slots_are_purged_and_their_events_are_new_again,
 );
 
 /// Sends four bulks of 1,000 lines and 400 single calls for one time concurrently, spread over the servers. A window has nine
@@ -403,6 +425,35 @@ async fn two_servers_given_the_same_load_give_each_event_one_slot() {
     assert!(by_window(&first).values().all(|count| *count <= 100));
     let books = audit(&running.operator()).await;
     assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(5_000)), "{books}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_server_shows_a_changed_config_after_a_flush_or_five_seconds() {
+    if skip("postgres") {
+        return;
+    }
+    let running = Running::start(Store::Postgres).await;
+    let second = running.second().await;
+    let (here, there) = (running.operator(), operator(&second));
+    let path = "/admin/rate-limit/config/default";
+    let max = async |client: &Client| client.get(path).await.unwrap().json()["maxPerWindow"].clone();
+    put_config(&here, "default", 1, "PT4S").await;
+    assert_eq!(max(&there).await, 1);
+    put_config(&here, "default", 2, "PT4S").await;
+    assert_eq!(max(&here).await, 2, "at once where it was changed");
+    let flush = there.request(Method::POST, "/admin/rate-limit/cache/flush", &[], "").await.unwrap();
+    assert_eq!((flush.status, max(&there).await), (204, json!(2)), "at once after a flush");
+    put_config(&here, "default", 3, "PT4S").await;
+    let changed_at = Instant::now();
+    // Asked five seconds after the change, it must know. Before that it may.
+    loop {
+        let must_know = changed_at.elapsed() >= Duration::from_secs(5);
+        if max(&there).await == 3 {
+            break;
+        }
+        assert!(!must_know, "it still shows the version from more than five seconds ago");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

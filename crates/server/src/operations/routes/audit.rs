@@ -2,16 +2,30 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use weir_core::Timestamp;
+use weir_queue::MillisTime;
+use weir_store::book::Recount;
 
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::operations::audit::Audit;
+use crate::operations::recount::RunningRecount;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct AuditQuery {
+    /// Begins to read all rows now, unless this server is at it. Poll until `recount.startedAt` is later than the call.
+    #[serde(default)]
+    full: bool,
+}
 
 #[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct AuditResponse {
     /// Whether all books balance and nobody is over a limit.
     #[schema(examples(true))]
@@ -21,6 +35,61 @@ pub(crate) struct AuditResponse {
     request: RequestAudit,
     tier: TierAudit,
     sale: SaleAudit,
+    /// Whether all rows were read for this response. Otherwise the numbers are those that the database counts with each
+    /// transaction, and `slot.different`, `slot.aboveMaximum` and `quota.overLimit` are of the last recount.
+    #[schema(examples(true))]
+    of_rows: bool,
+    /// The last time that all rows were read and compared with the books; null before the first.
+    recount: Option<RecountResponse>,
+    /// The recount that this server is at; null if it is at none.
+    recounting: Option<RecountProgress>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Recount)]
+struct RecountResponse {
+    /// Every table was read as it was at this time or later.
+    #[schema(value_type = jiff::Timestamp)]
+    started_at: MillisTime,
+    #[schema(value_type = jiff::Timestamp)]
+    finished_at: MillisTime,
+    /// Seconds since `startedAt`.
+    #[schema(examples(3_600))]
+    age_seconds: u64,
+    /// Counts that are not the number of rows, windows whose counter differs, products whose purchases differ, users over their
+    /// limit: ten of a kind at most. Must be empty.
+    #[schema(examples(json!([])))]
+    differences: Vec<String>,
+}
+
+impl RecountResponse {
+    fn at(recount: &Recount, now: Timestamp) -> Self {
+        let differences = recount.differences.iter();
+        Self {
+            started_at: recount.started_at.into(),
+            finished_at: recount.finished_at.into(),
+            age_seconds: now.since(recount.started_at).as_secs(),
+            differences: differences.map(|found| format!("{}: {}", found.book, found.what)).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct RecountProgress {
+    /// For how many seconds it has been running.
+    #[schema(examples(12))]
+    seconds: u64,
+    /// What is being read.
+    #[schema(examples("request_record"))]
+    reading: &'static str,
+}
+
+impl From<RunningRecount> for RecountProgress {
+    fn from(running: RunningRecount) -> Self {
+        Self { seconds: running.began.elapsed().as_secs(), reading: running.step }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -191,12 +260,17 @@ impl From<weir_store::sale::SaleAudit> for SaleAudit {
 /// job. Every hold must be open, settled or expired. Every unit sold must be a persisted purchase, and no more of them
 /// than the stock. Each capability is read in one snapshot, so traffic does not disturb the result.
 ///
+/// Up to `audit.rows_max` rows are read for each call. With more, the response compares the ledgers with the counts of rows
+/// that the database keeps in the same transactions, and takes no longer for ten million rows than for ten. All rows are read
+/// in the background, every `audit.recount_every` and when a call says `full=true`; `recount` is what that found last.
+///
 /// If `ok` is false, keep the response, the data and the logs, and report it: that is a fault in Weir or rows edited by
 /// hand.
 #[utoipa::path(
     get,
     path = "/admin/audit",
     tag = "operations",
+    params(AuditQuery),
     responses(
         (
             status = 200,
@@ -205,7 +279,14 @@ impl From<weir_store::sale::SaleAudit> for SaleAudit {
         ),
     ),
 )]
-pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
+pub(crate) async fn audit_books(
+    State(app): State<Arc<App>>,
+    query: Result<Query<AuditQuery>, QueryRejection>,
+) -> Result<Json<AuditResponse>, ApiError> {
+    let Query(AuditQuery { full }) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    if full {
+        app.recounter.begin();
+    }
     let books = Audit::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
     let ok = books.is_balanced();
     let Audit {
@@ -218,7 +299,10 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
         tier,
         tier_keys: [keys, unsaved],
         sale,
+        is_of_rows,
+        recount,
     } = books;
+    let now = app.engines.store.wall_clock.now();
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaAudit {
@@ -259,5 +343,8 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
             unsaved,
         },
         sale: sale.into(),
+        of_rows: is_of_rows,
+        recount: recount.map(|recount| RecountResponse::at(&recount, now)),
+        recounting: app.recounter.running().map(RecountProgress::from),
     }))
 }

@@ -7,15 +7,16 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use weir_core::Clock;
 use weir_core::request::state::RequestStatus;
+use weir_store::Result;
 use weir_store::request::RequestStore;
-use weir_store::{Error, Result};
 
 use super::{EnabledCheck, OnChange};
 use crate::engines::broker_jobs::{Reconciliation, RequestBroker};
+use crate::purge::{self, FailureStreak};
 use crate::request::events::{PurgeFailed, ReconcileFailed, RequestsPurged};
 use crate::request::metrics::WorkMetrics;
 
-/// The pause before the first run.
+/// The pause before the first reconciliation.
 const PAUSE_AT_START: Duration = Duration::from_secs(1);
 /// How often the reconciler runs.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -37,76 +38,21 @@ pub(crate) struct Maintenance {
     pub on_change: OnChange,
 }
 
-/// How much is deleted, and when: the more there is, the faster. The store makes sure that other work is not delayed.
-#[derive(Debug, PartialEq, Eq)]
-struct PurgePace {
-    /// Rows of a kind with the next call.
-    rows: usize,
-    /// The pause before it.
-    pause: Duration,
-}
-
-impl PurgePace {
-    const ROWS_MIN: usize = 500;
-    const ROWS_MAX: usize = 4_000;
-    /// The pause while there is little to purge, and while there is nothing.
-    const PAUSE: Duration = POLL_INTERVAL;
-    const PAUSE_WHEN_CLEAN: Duration = Duration::from_secs(60);
-
-    const START: Self = Self { rows: Self::ROWS_MIN, pause: Duration::ZERO };
-
-    /// The pace after a call that purged so many rows.
-    fn after(&self, purged: u64) -> Self {
-        match usize::try_from(purged).unwrap_or(usize::MAX) {
-            0 => Self { rows: Self::ROWS_MIN, pause: Self::PAUSE_WHEN_CLEAN },
-            purged if purged < self.rows => Self { rows: Self::ROWS_MIN, pause: Self::PAUSE },
-            // There may be more.
-            _ => Self { rows: (self.rows * 2).min(Self::ROWS_MAX), pause: Duration::ZERO },
-        }
-    }
-}
-
-/// Tells the first of several failures in a row from the others.
-#[derive(Default)]
-struct FailureStreak {
-    has_failed: bool,
-}
-
-impl FailureStreak {
-    fn first_error<'a, T>(&mut self, outcome: &'a Result<T>) -> Option<&'a Error> {
-        let had_failed = std::mem::replace(&mut self.has_failed, outcome.is_err());
-        outcome.as_ref().err().filter(|_| !had_failed)
-    }
-}
-
 impl Maintenance {
     /// Runs until `closing` is cancelled. Uses at most two connections to the store.
     pub(crate) async fn run(self, closing: CancellationToken) {
         tokio::join!(closing.run_until_cancelled(self.purge()), self.reconcile_until(&closing));
     }
 
-    /// Deletes old requests at its own pace. On a slow store one call may take minutes, so a stop drops it: what it has deleted
-    /// stays deleted, and the next purge continues from there.
+    /// Deletes old requests at its own pace. On a slow store one call may take minutes, so a stop drops it.
     async fn purge(&self) {
-        let (mut pace, mut streak) = (PurgePace::START, FailureStreak::default());
-        let mut pause = PAUSE_AT_START;
-        loop {
-            tokio::time::sleep(pause).await;
-            let outcome = self.store.purge_requests(self.retention, pace.rows).await;
-            if let Some(error) = streak.first_error(&outcome) {
-                PurgeFailed { error }.emit();
-            }
-            pause = match outcome {
-                Ok(purged) => {
-                    if purged > 0 {
-                        RequestsPurged { count: purged }.emit();
-                    }
-                    pace = pace.after(purged);
-                    pace.pause
-                }
-                Err(_) => POLL_INTERVAL,
-            };
-        }
+        purge::run(
+            self.retention,
+            |rows| self.store.purge_requests(self.retention, rows),
+            |count| RequestsPurged { count }.emit(),
+            |error| PurgeFailed { error }.emit(),
+        )
+        .await;
     }
 
     /// Reconciles until `closing` is cancelled. A run that has begun is finished.
@@ -132,33 +78,5 @@ impl Maintenance {
         let Reconciliation { published, has_more } = broker.reconcile().await?;
         published.into_iter().for_each(|id| (self.on_change)(id, RequestStatus::Accepted));
         Ok(has_more)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_more_there_is_to_purge_the_faster_it_goes() {
-        let mut pace = PurgePace::START;
-        let mut purged = 0;
-        // Whatever is asked for is there: no pause, and more each time.
-        for _ in 0..100 {
-            purged += pace.rows;
-            pace = pace.after(pace.rows as u64);
-            assert_eq!(pace.pause, Duration::ZERO);
-        }
-        assert_eq!(pace.rows, PurgePace::ROWS_MAX);
-        assert!(purged > 95 * PurgePace::ROWS_MAX);
-    }
-
-    #[test]
-    fn the_less_there_is_to_purge_the_longer_it_waits() {
-        let busy = PurgePace { rows: PurgePace::ROWS_MAX, pause: Duration::ZERO };
-        let slower = busy.after(PurgePace::ROWS_MAX as u64 - 1);
-        assert_eq!((slower.rows, slower.pause), (PurgePace::ROWS_MIN, PurgePace::PAUSE));
-        assert_eq!(slower.after(0).pause, PurgePace::PAUSE_WHEN_CLEAN);
-        assert_eq!(slower.after(0).after(PurgePace::ROWS_MIN as u64).pause, Duration::ZERO);
     }
 }

@@ -1,7 +1,8 @@
-//! Events that are returned because their config is being recounted.
+//! Events that are returned because their config is being recounted, and the cache of configs.
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use weir_store::slot::SlotAudit;
 use weir_store::{Batch, Error, LaneMetrics, LaneSettings};
 
@@ -17,6 +18,27 @@ struct RecountingStore {
     /// Whether too many calls wait for the recount.
     is_full: bool,
     is_endless: bool,
+    /// The version of the config that is active, and gates at which reads, after they have read it, and changes, before they
+    /// change it, stop.
+    active: Mutex<u32>,
+    read_gate: Option<Gate>,
+    change_gate: Option<Gate>,
+}
+
+/// Stops calls until they are let through, one at a time.
+#[derive(Default)]
+struct Gate {
+    reached: Notify,
+    opened: Notify,
+}
+
+impl Gate {
+    async fn pass(gate: Option<&Self>) {
+        if let Some(gate) = gate {
+            gate.reached.notify_one();
+            gate.opened.notified().await;
+        }
+    }
 }
 
 #[async_trait]
@@ -43,11 +65,15 @@ impl SlotStore for RecountingStore {
     }
 
     async fn put_config(&self, _: &ConfigName, _: Pace) -> Result<SlotConfig> {
-        unreachable!()
+        Gate::pass(self.change_gate.as_ref()).await;
+        *self.active.lock() += 1;
+        Ok(version(*self.active.lock()))
     }
 
     async fn config(&self, _: &ConfigName) -> Result<Option<SlotConfig>> {
-        unreachable!()
+        let read = version(*self.active.lock());
+        Gate::pass(self.read_gate.as_ref()).await;
+        Ok(Some(read))
     }
 
     async fn configs(&self, _: Option<&ConfigName>, _: usize) -> Result<Vec<SlotConfig>> {
@@ -68,7 +94,8 @@ impl SlotStore for RecountingStore {
     }
 
     async fn deactivate(&self, _: &ConfigName) -> Result<bool> {
-        unreachable!()
+        *self.active.lock() += 1;
+        Ok(true)
     }
 
     async fn find_slot(&self, _: &EventId) -> Result<Option<Slot>> {
@@ -90,6 +117,10 @@ impl SlotStore for RecountingStore {
         _: Timestamp,
         _: usize,
     ) -> Result<Vec<WindowCount>> {
+        unreachable!()
+    }
+
+    async fn purge_slots(&self, _: Duration, _: usize) -> Result<u64> {
         unreachable!()
     }
 
@@ -154,7 +185,7 @@ fn service(store: Arc<RecountingStore>, timeout: Duration) -> SlotService {
     SlotService {
         store,
         lanes,
-        cache: BoundedCache::new(1, CACHE_MAX),
+        cache: Arc::new(BoundedCache::new(1, CACHE_MAX)),
         timeout,
         metrics: SlotMetrics::default(),
     }
@@ -188,4 +219,76 @@ async fn single_events_and_batches_wait_for_a_recount_up_to_the_timeout() {
     let [e, f] = [event("e", "busy"), event("f", "idle")];
     assert_eq!(outcomes, [AssignOutcome::Recounting(e), AssignOutcome::New(slot(f))]);
     assert_eq!(started.elapsed(), 2 * timeout, "virtual time");
+}
+
+fn version(version: u32) -> SlotConfig {
+    let pace = Pace::new(1, Duration::from_secs(1)).unwrap();
+    SlotConfig { name: ConfigName::parse("c").unwrap(), version, pace, created_at: Timestamp::EPOCH }
+}
+
+async fn cached_version(service: &SlotService) -> u32 {
+    service.config(&ConfigName::parse("c").unwrap()).await.unwrap().unwrap().version
+}
+
+#[tokio::test]
+async fn a_read_that_began_before_a_change_does_not_put_the_old_version_back() {
+    let name = ConfigName::parse("c").unwrap();
+    for change in ["put", "deactivate", "flush"] {
+        let store =
+            Arc::new(RecountingStore { read_gate: Some(Gate::default()), ..RecountingStore::default() });
+        let gate = store.read_gate.as_ref().unwrap();
+        let service = Arc::new(service(Arc::clone(&store), Duration::from_secs(60)));
+        let read = || {
+            let service = Arc::clone(&service);
+            tokio::spawn(async move { cached_version(&service).await })
+        };
+        let early = read();
+        gate.reached.notified().await;
+        match change {
+            "put" => drop(service.put_config(&name, version(1).pace).await.unwrap()),
+            "deactivate" => assert!(service.deactivate(&name).await.unwrap()),
+            // Another server changed it, and this one is told to forget what it knows.
+            _ => {
+                *store.active.lock() += 1;
+                service.flush_cache();
+            }
+        }
+        gate.opened.notify_one();
+        assert_eq!(early.await.unwrap(), 0, "{change}: it was read before");
+        let mut late = read();
+        tokio::select! {
+            () = gate.reached.notified() => gate.opened.notify_one(),
+            cached = &mut late => panic!("{change}: version {cached:?} is from the cache"),
+        }
+        assert_eq!(late.await.unwrap(), 1, "{change}");
+        assert_eq!(cached_version(&service).await, 1, "{change}: now it is cached");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_outlasts_its_call_still_replaces_the_cached_version() {
+    let store =
+        Arc::new(RecountingStore { change_gate: Some(Gate::default()), ..RecountingStore::default() });
+    let service = service(Arc::clone(&store), Duration::from_secs(2));
+    let name = ConfigName::parse("c").unwrap();
+    assert!(service.put_config(&name, version(1).pace).await.unwrap_err().is_transient());
+    assert_eq!(cached_version(&service).await, 0, "the change has not happened");
+    store.change_gate.as_ref().unwrap().opened.notify_one();
+    while *store.active.lock() == 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::task::yield_now().await;
+    assert_eq!(cached_version(&service).await, 1, "without waiting for the cache to expire");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cached_config_is_read_again_after_five_seconds() {
+    let store = Arc::new(RecountingStore::default());
+    let service = service(Arc::clone(&store), Duration::from_secs(2));
+    assert_eq!(cached_version(&service).await, 0);
+    *store.active.lock() = 1;
+    tokio::time::advance(Duration::from_millis(4_999)).await;
+    assert_eq!(cached_version(&service).await, 0);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(cached_version(&service).await, 1);
 }
