@@ -12,8 +12,9 @@ use weir_store::book::BookStore;
 use super::events::{CountsFailed, RecountFailed, RecountFinished};
 use crate::purge::FailureStreak;
 
-/// How often counts are tended.
+/// How often counts are tended, and the pause after a failure: the store is away, or a table is busy.
 const TEND_INTERVAL: Duration = Duration::from_secs(1);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// How often a server looks whether a recount is due.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -61,7 +62,8 @@ impl Recounter {
                 if let Some(error) = streak.first_error(&tended) {
                     CountsFailed { error }.emit();
                 }
-                tokio::time::sleep(TEND_INTERVAL).await;
+                let pause = if tended.is_ok() { TEND_INTERVAL } else { PAUSE_AFTER_FAILURE };
+                tokio::time::sleep(pause).await;
             }
         };
         let recount = async {
