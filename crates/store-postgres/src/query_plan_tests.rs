@@ -71,7 +71,12 @@ const REQUIRED_INDEXES: &[(&str, &str, &str, &[&str])] = &[
     ("request/turns.rs", "HAS_PARKED", "request_job_parked", &["downstream", "claimable_at"]),
     ("request/turns.rs", "UNPARK", "request_job_parked", &["downstream", "claimable_at"]),
     ("request/turns.rs", "TURNS", "request_job_turn", &["downstream", "waiting_tenant"]),
-    ("request/turns.rs", "CLAIM_GRANTED", "request_job_turn", &["downstream", "waiting_tenant", "claimable_at"]),
+    (
+        "request/turns.rs",
+        "CLAIM_GRANTED",
+        "request_job_turn",
+        &["downstream", "waiting_tenant", "claimable_at"],
+    ),
     ("request/turns.rs", "HAS_EXPRESS", "request_job_express", &["downstream", "claimable_at"]),
     ("request/turns.rs", "CLAIM_EXPRESS", "request_job_express", &["downstream", "claimable_at"]),
     ("request/submit.rs", "INSERT", "request_job_turn", &["downstream", "waiting_tenant"]),
@@ -159,7 +164,8 @@ fn is_sorted_again(plan: &Value, table: &str) -> bool {
 
 /// Collects the nodes that read a table.
 fn scans_of<'a>(plan: &'a Value, table: &str, scans: &mut Vec<&'a Value>) {
-    let is_read = plan["Relation Name"] == table && plan["Node Type"].as_str().is_some_and(|node| node.ends_with("Scan"));
+    let is_read = plan["Relation Name"] == table
+        && plan["Node Type"].as_str().is_some_and(|node| node.ends_with("Scan"));
     if is_read {
         scans.push(plan);
     }

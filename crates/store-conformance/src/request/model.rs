@@ -108,9 +108,8 @@ impl Model {
             let of_room = |id: &RequestId| self.rows[id].downstream == *downstream;
             let at = |id: &RequestId| self.rows[id].claimable_at();
             let claimed_jobs = claimed.jobs.iter().map(|job| job.id).filter(of_room);
-            assert!(claimed_jobs.clone().map(|id| at(&id)).is_sorted(), "the longest due first");
             let taken: Vec<RequestId> =
-                claimed_jobs.chain(claimed.exhausted.iter().copied().filter(of_room)).collect();
+                claimed_jobs.clone().chain(claimed.exhausted.iter().copied().filter(of_room)).collect();
             let due: Vec<&Row> = self.due(downstream, now).collect();
             assert_eq!(taken.len(), due.len().min(*jobs), "as many jobs as there is capacity for");
             let mut shares = Vec::new();
@@ -119,6 +118,8 @@ impl Model {
                 let mut of_tenant: Vec<Timestamp> = of_tenant.map(|row| row.claimable_at()).collect();
                 of_tenant.sort_unstable();
                 let is_of_tenant = |id: &&RequestId| self.rows[*id].request.tenant == *tenant;
+                let jobs = claimed_jobs.clone().filter(|id| is_of_tenant(&id));
+                assert!(jobs.map(|id| at(&id)).is_sorted(), "of each tenant the longest due first");
                 let mut its: Vec<Timestamp> = taken.iter().filter(is_of_tenant).map(at).collect();
                 its.sort_unstable();
                 let has_more = its.len() < of_tenant.len();

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::turn::EXPRESS_JOBS;
-use weir_store::request::{
-    ClaimOrder, ClaimedJobs, Job, Submit, TenantCapacity, TenantRule, TenantRules,
-};
+use weir_store::request::{ClaimOrder, ClaimedJobs, Job, Submit, TenantCapacity, TenantRule, TenantRules};
 
 use super::fixtures::{
     DOWNSTREAM, accept_batch, accept_one, claim_named, expect_nothing_due, not_called, outage, policy,
@@ -65,7 +63,11 @@ pub async fn a_tenant_with_many_jobs_leaves_the_others_their_turns<H: HasRequest
     let mut order = ClaimOrder::default();
     let claimed = claim_in(&h, &mut order, 30).await;
     let counts = BTreeMap::from([("big", 14), ("few", 3), ("some", 13)]);
-    assert_eq!(by_tenant(&claimed.jobs), counts, "whoever has come first, and what one does not need is not lost");
+    assert_eq!(
+        by_tenant(&claimed.jobs),
+        counts,
+        "whoever has come first, and what one does not need is not lost"
+    );
     let claimed = claim_in(&h, &mut order, 30).await;
     assert_eq!(by_tenant(&claimed.jobs), BTreeMap::from([("big", 15), ("some", 15)]));
     let claimed = claim_in(&h, &mut order, 400).await;
@@ -123,7 +125,8 @@ pub async fn a_named_job_of_a_tenant_without_capacity_is_left<H: HasRequests>() 
     let receipts = accept_batch(&h, submissions_of(&h, "a", 3)).await;
     let ids: Vec<RequestId> = receipts.iter().map(|receipt| receipt.id).collect();
     let tenants = TenantCapacity::new(rules(&[("a", 1, Some(2))]));
-    let claimed = h.requests().claim_named(&ids, &tenants, &policy()).await.expect("claim_named must succeed");
+    let claimed =
+        h.requests().claim_named(&ids, &tenants, &policy()).await.expect("claim_named must succeed");
     assert_eq!((claimed.jobs.len(), claimed.is_held_back), (2, true));
     assert_eq!(claim_named(&h, &ids).await.jobs.len(), 1, "it was not leased");
 }
@@ -135,7 +138,11 @@ pub async fn a_job_that_was_put_off_has_its_turn_when_it_is_due<H: HasRequests>(
     accept_batch(&h, submissions_of(&h, "big", 50)).await;
     report_one(&h, outage(&job)).await.expect("the report is accepted");
     let mut order = ClaimOrder::default();
-    assert_eq!(by_tenant(&claim_in(&h, &mut order, 4).await.jobs), BTreeMap::from([("big", 4)]), "it is not due");
+    assert_eq!(
+        by_tenant(&claim_in(&h, &mut order, 4).await.jobs),
+        BTreeMap::from([("big", 4)]),
+        "it is not due"
+    );
     h.clock().advance(Duration::from_secs(5));
     let counts = BTreeMap::from([("big", 2), ("quiet", 1)]);
     assert_eq!(by_tenant(&claim_in(&h, &mut order, 3).await.jobs), counts, "its next attempt");
@@ -160,7 +167,11 @@ pub async fn jobs_of_tenants_with_few_are_express<H: HasRequests>() {
     assert_eq!(jobs.len(), 60 - EXPRESS_JOBS, "the others have their turns");
     report_batch(&h, jobs.iter().chain(&rest).chain(&first).map(success).collect()).await;
     let again = accept_one(&h, submission_for(&h, "big", "again", "again")).await;
-    assert_eq!(claim_express(&h, 9).await.iter().map(|job| job.id).collect::<Vec<_>>(), [again], "it has no more");
+    assert_eq!(
+        claim_express(&h, 9).await.iter().map(|job| job.id).collect::<Vec<_>>(),
+        [again],
+        "it has no more"
+    );
 }
 
 pub async fn express_jobs_are_claimed_by_turns_too<H: HasRequests>() {
@@ -191,6 +202,7 @@ pub async fn waiters_are_woken_by_express_jobs_alone<H: HasRequests>() {
     // If the notification were lost, this would hang until the test runner's timeout.
     h.requests().wait_for_express_jobs(LONG).await;
     accept_batch(&h, (20..40).map(|n| submission_for(&h, "a", &format!("{n}"), "more")).collect()).await;
-    let waited = tokio::time::timeout(Duration::from_millis(20), h.requests().wait_for_express_jobs(LONG)).await;
+    let waited =
+        tokio::time::timeout(Duration::from_millis(20), h.requests().wait_for_express_jobs(LONG)).await;
     assert!(waited.is_err(), "these are no express jobs");
 }

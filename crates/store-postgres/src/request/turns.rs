@@ -321,7 +321,6 @@ async fn claim_granted(
         plan.finish(&mut claimed);
         return Ok(claimed);
     };
-    rows.sort_by_key(|row| row.job.progress.due);
     let mut claimed = save_claim(session, rows, &TenantCapacity::default(), policy, now).await?;
     plan.finish(&mut claimed);
     Ok(claimed)

@@ -14,7 +14,8 @@ use weir_testkit::postgres::Server;
 use crate::fixtures::PostgresFixture;
 
 /// What a server of the version before has inserted: without a tenant and without a word on express.
-const OF_BEFORE: &str = "UPDATE request_job SET waiting_tenant = NULL, is_express = NULL WHERE request_id IN (
+const OF_BEFORE: &str =
+    "UPDATE request_job SET waiting_tenant = NULL, is_express = NULL WHERE request_id IN (
     SELECT request_id FROM request_record WHERE tenant_id = 'old')";
 /// As that version claims: by time, leaving the columns as they are.
 const CLAIM_OF_BEFORE: &str = "
@@ -75,7 +76,8 @@ async fn until_the_indexes_are_built_jobs_are_claimed_in_the_order_of_time() {
     submissions(&h, "b", 20).await;
     let first = claim_jobs(&h, 20).await.jobs;
     assert!(first.len() == 20 && first.iter().all(|job| job.tenant.as_str() == "a"));
-    let express = h.requests().claim_express(&[room(DOWNSTREAM, 5)], &TenantCapacity::default(), &policy()).await;
+    let express =
+        h.requests().claim_express(&[room(DOWNSTREAM, 5)], &TenantCapacity::default(), &policy()).await;
     assert!(express.expect("claim_express must succeed").jobs.is_empty());
     for index in [
         "request_job_turn ON request_job (downstream, waiting_tenant, claimable_at) WHERE waiting_tenant IS NOT NULL",

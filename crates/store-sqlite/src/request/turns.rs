@@ -91,10 +91,6 @@ impl TurnClaimJob {
                 }
                 continue;
             };
-            if !turn.has_time() {
-                self.grants.push_front(grant);
-                return Ok(ControlFlow::Continue(()));
-            }
             if let Some(rest) = self.claim(connection, grant, turn)? {
                 self.grants.push_front(rest);
                 return Ok(ControlFlow::Continue(()));
