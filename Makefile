@@ -6,6 +6,7 @@
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
 # make bench  benchmarks next to baselines; writes bench/results and docs/performance.md
 # make upgrade  an upgrade and a rollback under load, from the last release to this version
+# make soak   request at 150/s for an hour and 500/s for a quarter, on both engines; SCALE=0.02 shortens it
 # make help   this list
 
 SHELL := /bin/bash
@@ -19,7 +20,7 @@ HAS_NODE := command -v npm >/dev/null 2>&1 && \
 # TLS and SASL to Kafka need OpenSSL's headers. A binary that is built without them says so when they are asked for.
 KAFKA_TLS = $(shell pkg-config --exists openssl 2>/dev/null || echo --no-default-features)
 
-.PHONY: help run page build dist stack test upgrade fmt prose lint compile unit web schemathesis chromium openssl bench deps
+.PHONY: help run page build dist stack test upgrade fmt prose lint compile unit web schemathesis chromium openssl bench soak deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -119,3 +120,7 @@ upgrade: openssl
 bench: openssl
 	cargo bench --locked -p weir --bench suite -- --record
 	cargo bench --locked -p weir-limiter --bench decide
+
+# Fails if a latency is too long, something was lost, or memory or tables grow.
+soak: openssl
+	cargo bench --locked -p weir --bench suite -- --only soak --strict --scale $(or $(SCALE),1)

@@ -58,6 +58,7 @@ impl Report {
 pub struct LatencyMs {
     pub p50: f64,
     pub p90: f64,
+    pub p95: f64,
     pub p99: f64,
     #[serde(rename = "p99.9")]
     pub p999: f64,
@@ -171,7 +172,7 @@ pub(crate) mod tests {
             duration_s: 10.0,
             requests,
             requests_per_s: requests as f64 / 10.0,
-            latency_ms: LatencyMs { p50: 1.2, p90: 1.9, p99: 2.75, p999: 4.0, max: 12.345 },
+            latency_ms: LatencyMs { p50: 1.2, p90: 1.9, p95: 2.2, p99: 2.75, p999: 4.0, max: 12.345 },
             statuses: BTreeMap::from([(200, requests)]),
             errors: ErrorCounts::default(),
             unsent: 0,

@@ -2,8 +2,8 @@
 //!
 //! A submission is accepted once per tenant and key ([`idempotency`], on the [`canonical`] form of its payload), then
 //! worked on until it is done. [`state`] defines the states of a request and whose report counts, [`retry`] what a
-//! response of the downstream means and when to call again, [`breaker`] when not to call at all. [`canary`] selects
-//! the tenants of a gradual rollout.
+//! response of the downstream means and when to call again, [`breaker`] when not to call at all. [`turn`] decides whose
+//! jobs are claimed next, and [`canary`] selects the tenants of a gradual rollout.
 //!
 //! Storing requests, calling the downstream and running workers is left to other crates.
 
@@ -14,6 +14,7 @@ pub mod idempotency;
 mod json;
 pub mod retry;
 pub mod state;
+pub mod turn;
 
 pub use json::{DEPTH_MAX, JsonError};
 

@@ -15,6 +15,7 @@ pub mod report;
 pub mod restart;
 pub mod sealing;
 pub mod submit;
+pub mod turns;
 pub mod wait;
 pub mod webhooks;
 
@@ -73,6 +74,18 @@ macro_rules! request_suite {
                 named_requests_are_claimed_and_no_others,
                 a_named_request_that_cannot_be_claimed_is_left_out,
                 every_job_of_a_large_claim_can_be_reported,
+            ],
+            turns: [
+                a_tenant_with_many_jobs_leaves_the_others_their_turns,
+                every_one_of_many_tenants_has_its_turn,
+                turns_are_as_long_as_the_weights_say,
+                a_tenant_has_no_more_calls_than_it_may_have,
+                a_named_job_of_a_tenant_without_capacity_is_left,
+                a_job_that_was_put_off_has_its_turn_when_it_is_due,
+                jobs_of_tenants_with_few_are_express,
+                express_jobs_are_claimed_by_turns_too,
+                parked_jobs_do_not_count_against_express_jobs,
+                waiters_are_woken_by_express_jobs_alone,
             ],
             lease: [
                 a_lease_lasts_to_its_last_microsecond,

@@ -14,8 +14,8 @@ use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
     IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
-    SubmitOutcome, SubmitReceipt, plan_callback, plan_claim, plan_replay, plan_report, plan_submit,
-    stored_progress,
+    SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_claim, plan_replay, plan_report,
+    plan_submit, stored_progress,
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
@@ -120,19 +120,43 @@ impl Tables {
         claimed
     }
 
+    /// Claims by turns, as engines do.
     fn claim_due(&mut self, rooms: &[DownstreamCapacity], now: Timestamp) -> ClaimedJobs {
-        let mut ids = Vec::new();
-        let mut next = None;
-        for DownstreamCapacity { downstream, jobs } in rooms {
+        let waiting = |downstream: &str| {
             let of_room = self.requests.iter().filter(|(_, row)| row.downstream == *downstream);
-            let mut waiting: Vec<_> = of_room.filter_map(|(id, row)| Some((row.job?.0, *id))).collect();
+            let mut waiting: Vec<_> =
+                of_room.filter_map(|(id, row)| Some((row.job?.0, *id, &row.request.tenant))).collect();
             waiting.sort_unstable();
-            if *jobs > 0 {
-                next = [next, waiting.first().map(|(at, _)| *at)].into_iter().flatten().min();
-            }
-            ids.extend(waiting.into_iter().filter(|(at, _)| *at <= now).take(*jobs).map(|(_, id)| id));
+            waiting
+        };
+        let has_room = rooms.iter().filter(|room| room.jobs > 0);
+        let next = has_room.filter_map(|room| Some(waiting(&room.downstream).first()?.0)).min();
+        let mut plan = TurnClaim::new(rooms, &ClaimOrder::default());
+        for (index, scan) in plan.scans().into_iter().enumerate() {
+            let tenants: BTreeMap<String, bool> = waiting(&scan.downstream)
+                .into_iter()
+                .rev()
+                .map(|(at, _, tenant)| (tenant.as_str().to_owned(), at <= now))
+                .collect();
+            plan.found(index, scan.limit, tenants);
         }
-        let claimed = self.claim(ids, now);
+        let mut found = Vec::new();
+        loop {
+            let grants = plan.grants();
+            if grants.is_empty() {
+                break;
+            }
+            for TurnGrant { downstream, tenant, jobs, taken } in grants {
+                let due = waiting(&downstream).into_iter().filter(|(at, ..)| *at <= now);
+                let due = due.filter(|(_, _, of)| of.as_str() == tenant).skip(taken).take(jobs);
+                for (at, id, _) in due {
+                    plan.claimed(&downstream, &tenant, 1);
+                    found.push((at, id));
+                }
+            }
+        }
+        found.sort_unstable();
+        let claimed = self.claim(found.into_iter().map(|(_, id)| id), now);
         let next = next.filter(|_| claimed.jobs.is_empty() && claimed.exhausted.is_empty());
         ClaimedJobs { next_due_in: next.map(|at| at.since(now)), ..claimed }
     }

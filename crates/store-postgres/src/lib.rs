@@ -27,7 +27,7 @@ mod time;
 mod tls;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
@@ -94,6 +94,8 @@ struct Inner {
     save_failures: quota::SaveFailures,
     /// The number of jobs that this server has ended.
     ended_jobs: AtomicU64,
+    /// Whether the indexes for claims by turns are known to exist.
+    has_turn_indexes: AtomicBool,
     /// The average number of messages per pack in the last claim.
     pack_size: AtomicUsize,
 }
@@ -130,6 +132,7 @@ impl Postgres {
             listener,
             save_failures: quota::SaveFailures::default(),
             ended_jobs: AtomicU64::new(0),
+            has_turn_indexes: AtomicBool::new(false),
             pack_size: AtomicUsize::new(1),
         };
         Ok(Self { inner: Arc::new(inner), publisher: None, cache: None, slots: SlotOptions::default() })

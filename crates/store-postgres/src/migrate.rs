@@ -40,10 +40,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0014_request_index.sql"),
     include_str!("../migrations/0015_quota_reserved.sql"),
     include_str!("../migrations/0016_row_count.sql"),
+    include_str!("../migrations/0017_request_turns.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 16;
+const VERSION: i32 = 17;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.
@@ -53,8 +54,17 @@ pub(crate) const HASHED_KEYS_VERSION: i32 = 14;
 /// The first version that counts `reserved_count` of quota.
 pub(crate) const RESERVED_COUNT_VERSION: i32 = 15;
 
-/// Indexes on tables that may be large. Each is created without a lock that blocks writes; queries are right without it.
-const INDEXES: &[(&str, &str)] = &[("dead_letter_topic", "dead_letter (topic)")];
+/// Indexes on tables that may be large. Each is created without a lock that blocks writes. Queries are right without
+/// it, and those that would take too long are not used until it is there (see `request/turns.rs`).
+const INDEXES: &[(&str, &str)] = &[
+    ("dead_letter_topic", "dead_letter (topic)"),
+    (
+        "request_job_turn",
+        "request_job (downstream, waiting_tenant, claimable_at) WHERE waiting_tenant IS NOT NULL",
+    ),
+    ("request_job_parked", "request_job (downstream, claimable_at) WHERE waiting_tenant IS NULL"),
+    ("request_job_express", "request_job (downstream, claimable_at) WHERE is_express"),
+];
 /// Held while indexes are created. It is only tried: one who waits for it would hold a snapshot, which the creation waits for.
 const TRY_LOCK_INDEXES: &str = "SELECT pg_try_advisory_lock(2003134835)";
 /// Whether an index is complete. A server that dies while it creates one leaves an invalid one behind.

@@ -34,7 +34,8 @@ const STATES: [(&str, &str); 3] =
 const FILL: &str = "
     INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, created_at, updated_at)
     SELECT gen_random_uuid(), n % 10, 'payment', 'ACCEPTED', '', 'key', now(), now() FROM generate_series(1, 2000) AS n;
-    INSERT INTO request_job (request_id, downstream, claimable_at) SELECT request_id, 'default', now() FROM request_record;
+    INSERT INTO request_job (request_id, downstream, claimable_at, waiting_tenant, is_express)
+    SELECT request_id, 'default', now(), tenant_id, false FROM request_record;
     INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
     SELECT tenant_id, request_id, '', request_id, now() FROM request_record;
     INSERT INTO rate_limit_store SELECT n, 1, 1, 0, now() FROM generate_series(1, 2000) AS n;
@@ -76,6 +77,25 @@ const FEW_KEYS: &str = "there is a row for each request key that opens the key o
 const ONE_ROW: &str = "the table has one row";
 const CLOCK_STEP: &str = "read a page at a time, at the start and when the clock was set back";
 
+/// Statements that must find the rows of a table by this index, and by these columns of it. Others find them, too, but read through
+/// all jobs of a downstream, of which one tenant may have a million.
+const REQUIRED_INDEXES: &[(&str, &str, &str, &[&str])] = &[
+    ("request/turns.rs", "FIRST", "request_job_claimable", &["downstream"]),
+    ("request/turns.rs", "HAS_PARKED", "request_job_parked", &["downstream", "claimable_at"]),
+    ("request/turns.rs", "UNPARK", "request_job_parked", &["downstream", "claimable_at"]),
+    ("request/turns.rs", "TURNS", "request_job_turn", &["downstream", "waiting_tenant"]),
+    (
+        "request/turns.rs",
+        "CLAIM_GRANTED",
+        "request_job_turn",
+        &["downstream", "waiting_tenant", "claimable_at"],
+    ),
+    ("request/turns.rs", "HAS_EXPRESS", "request_job_express", &["downstream", "claimable_at"]),
+    ("request/turns.rs", "CLAIM_EXPRESS", "request_job_express", &["downstream", "claimable_at"]),
+    ("request/submit.rs", "INSERT", "request_job_turn", &["downstream", "waiting_tenant"]),
+    ("request/submit/first_use.rs", "INSERT", "request_job_turn", &["downstream", "waiting_tenant"]),
+];
+
 /// One statement, by the file and the name it has there.
 struct Statement {
     file: String,
@@ -115,6 +135,55 @@ async fn no_query_plan_depends_on_the_statistics_of_a_table() {
     for (file, name, reason) in EXCEPTIONS {
         let is_needed = excepted.contains(&(*file, *name));
         assert!(is_needed && !reason.is_empty(), "{file} {name} needs no exception");
+    }
+}
+
+#[tokio::test]
+async fn claims_read_no_more_jobs_than_they_take() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = Server::shared().database("plans").await;
+    let engine = Postgres::open(database.url().parse().expect("a Postgres URL"), 1).await.expect("it opens");
+    let (statements, mut faults) = (statements(), Vec::new());
+    for (state, prepare) in STATES {
+        database.execute(prepare).await;
+        for (file, name, index, columns) in REQUIRED_INDEXES {
+            let statement = statements.iter().find(|it| it.file == *file && it.name == *name);
+            let plan = explain(&engine, &statement.expect("the statement").sql).await;
+            let mut scans = Vec::new();
+            scans_of(&plan, "request_job", &mut scans);
+            // Rows that are found by their primary key are few.
+            scans.retain(|scan| scan["Index Name"] != "request_job_pkey");
+            let is_right = |scan: &&Value| {
+                let found_by = scan["Index Cond"].as_str().unwrap_or_default();
+                scan["Index Name"] == *index && columns.iter().all(|column| found_by.contains(column))
+            };
+            let is_sorted = is_sorted_again(&plan, "request_job");
+            if scans.is_empty() || !scans.iter().all(is_right) || is_sorted {
+                faults.push(format!("{state}: {file} {name} should use {index}:\n{plan:#}\n"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} plans:\n{}", faults.len(), faults.concat());
+}
+
+/// Whether rows of a table are sorted by one column of it: the index should have them in order.
+fn is_sorted_again(plan: &Value, table: &str) -> bool {
+    let children = plan["Plans"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_sort = plan["Node Type"] == "Sort" && children.iter().any(|child| child["Relation Name"] == table);
+    is_sort || children.iter().any(|child| is_sorted_again(child, table))
+}
+
+/// Collects the nodes that read a table.
+fn scans_of<'a>(plan: &'a Value, table: &str, scans: &mut Vec<&'a Value>) {
+    let is_read = plan["Relation Name"] == table
+        && plan["Node Type"].as_str().is_some_and(|node| node.ends_with("Scan"));
+    if is_read {
+        scans.push(plan);
+    }
+    for child in plan["Plans"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        scans_of(child, table, scans);
     }
 }
 

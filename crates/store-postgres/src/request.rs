@@ -3,6 +3,7 @@
 
 mod sealing;
 mod submit;
+mod turns;
 mod upkeep;
 mod work;
 
@@ -17,10 +18,10 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
-    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
-    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, TenantCapacity, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -30,6 +31,8 @@ use crate::row::{self, column, timestamp, unreadable, unsigned};
 
 /// The name under which tasks that wait for jobs are notified. No topic's name has a space.
 const JOBS: &str = "request jobs";
+/// As [`JOBS`], for express jobs.
+const EXPRESS_JOBS: &str = "express request jobs";
 
 const FIND: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
@@ -102,14 +105,35 @@ impl RequestStore for Postgres {
         Ok(RequestPage { requests, next_before })
     }
 
-    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let claimed = work::claim_due(self, room, policy).await?;
+    async fn claim_jobs(
+        &self,
+        room: &[DownstreamCapacity],
+        order: &ClaimOrder,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = turns::claim(self, room, order, policy).await?;
         self.notify_webhooks(&claimed);
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let claimed = work::claim_named(self, ids, policy).await?;
+    async fn claim_express(
+        &self,
+        room: &[DownstreamCapacity],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = turns::claim_express(self, room, tenants, policy).await?;
+        self.notify_webhooks(&claimed);
+        Ok(claimed)
+    }
+
+    async fn claim_named(
+        &self,
+        ids: &[RequestId],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = work::claim_named(self, ids, tenants, policy).await?;
         self.notify_webhooks(&claimed);
         Ok(claimed)
     }
@@ -144,6 +168,10 @@ impl RequestStore for Postgres {
 
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.wait(JOBS, at_most).await;
+    }
+
+    async fn wait_for_express_jobs(&self, at_most: Duration) {
+        self.wait(EXPRESS_JOBS, at_most).await;
     }
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {

@@ -17,9 +17,10 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
-    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
+    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
+    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    TenantCapacity,
 };
 use weir_store::{Batch, Result};
 
@@ -113,14 +114,35 @@ impl RequestStore for RedisRequests {
         self.store.list_requests(tenant, status, before, limit).await
     }
 
-    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let claimed = self.store.claim_jobs(room, policy).await?;
+    async fn claim_jobs(
+        &self,
+        room: &[DownstreamCapacity],
+        order: &ClaimOrder,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = self.store.claim_jobs(room, order, policy).await?;
         self.invalidate(changed_by(&claimed)).await;
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let claimed = self.store.claim_named(ids, policy).await?;
+    async fn claim_express(
+        &self,
+        room: &[DownstreamCapacity],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = self.store.claim_express(room, tenants, policy).await?;
+        self.invalidate(changed_by(&claimed)).await;
+        Ok(claimed)
+    }
+
+    async fn claim_named(
+        &self,
+        ids: &[RequestId],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let claimed = self.store.claim_named(ids, tenants, policy).await?;
         self.invalidate(changed_by(&claimed)).await;
         Ok(claimed)
     }
@@ -153,6 +175,10 @@ impl RequestStore for RedisRequests {
 
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.store.wait_for_jobs(at_most).await;
+    }
+
+    async fn wait_for_express_jobs(&self, at_most: Duration) {
+        self.store.wait_for_express_jobs(at_most).await;
     }
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {

@@ -74,7 +74,12 @@ const AUDIT: &str = "audits read whole tables, on a read connection";
 const REQUIRED_INDEXES: &[(&str, &str, &str)] = &[
     ("slot/assign.rs", "NEXT_OPEN", "rate_limit_window_counter_status"),
     ("request/jobs.rs", "FIRST", "request_record_claimable"),
-    ("request/jobs.rs", "DUE", "request_record_claimable"),
+    ("request/jobs.rs", "DUE_OF_TENANT", "request_record_turn"),
+    ("request/jobs.rs", "EXPRESS", "request_record_express"),
+    ("request/turns.rs", "HAS_EXPRESS", "request_record_express"),
+    ("request/turns.rs", "NEXT_TENANT", "request_record_turn"),
+    ("request/turns.rs", "FIRST_OF_TENANT", "request_record_turn"),
+    ("request/turns.rs", "COUNT_UNFINISHED", "request_record_turn"),
     ("request/jobs.rs", "DOWNSTREAMS", "request_record_claimable"),
     ("request/jobs.rs", "COUNT_DUE", "request_record_claimable"),
     ("request/jobs.rs", "COUNT_LATER", "request_record_claimable"),

@@ -5,7 +5,9 @@ mod jobs;
 mod maintenance;
 mod sealing;
 pub(crate) mod submit;
+mod turns;
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,10 +18,10 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
-    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
-    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, TenantCapacity, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -29,6 +31,8 @@ use crate::writer::{BatchInTurns, Scheduling};
 
 /// The topic that wakes workers. Names of real topics have no space.
 const JOBS: &str = "request jobs";
+/// As [`JOBS`], for express jobs.
+const EXPRESS_JOBS: &str = "express request jobs";
 
 /// The columns that [`read_request`] reads.
 const COLUMNS: &str = "
@@ -52,15 +56,18 @@ impl RequestStore for Sqlite {
         limits: Option<QuotaLimits>,
     ) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
-        let mut batch = BatchInTurns::new(batch);
+        let mut submit = submit::SubmitJob::new(batch, limits);
         let submit =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
-                submit::submit(connection, &mut state.idempotency, &mut batch, limits, clock.now(), turn)?;
-                Ok(batch.finish())
+                submit.run_turn(connection, &mut state.idempotency, clock.now(), turn)
             });
-        let outcomes = submit.await;
-        let is_accepted = |outcome: &SubmitOutcome| matches!(outcome, SubmitOutcome::Accepted(_));
+        let submitted = submit.await;
         // A batch that failed in a later turn may have accepted jobs in earlier ones.
+        if submitted.as_ref().map_or(true, |(_, is_express)| *is_express) {
+            self.inner.topic_notify.notify(EXPRESS_JOBS);
+        }
+        let outcomes = submitted.map(|(outcomes, _)| outcomes);
+        let is_accepted = |outcome: &SubmitOutcome| matches!(outcome, SubmitOutcome::Accepted(_));
         if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
             self.inner.topic_notify.notify(JOBS);
         }
@@ -87,11 +94,16 @@ impl RequestStore for Sqlite {
         self.read(move |connection| list(connection, &tenant, status, before, limit)).await
     }
 
-    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let (room, policy, now) = (room.to_vec(), *policy, self.inner.clock.now());
+    async fn claim_jobs(
+        &self,
+        room: &[DownstreamCapacity],
+        order: &ClaimOrder,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let now = self.inner.clock.now();
         // A read connection checks first, so that workers that find no job do not load the writer.
         let next = {
-            let room = room.clone();
+            let room = room.to_vec();
             self.read(move |connection| jobs::next(connection, &room)).await?
         };
         match next {
@@ -103,7 +115,7 @@ impl RequestStore for Sqlite {
                 });
             }
         }
-        let mut claim = jobs::ClaimDueJob::new(room, policy, now);
+        let mut claim = turns::TurnClaimJob::new(room, order, *policy, now);
         let claim = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             claim.run_turn(connection, turn)
         });
@@ -112,13 +124,41 @@ impl RequestStore for Sqlite {
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
+    async fn claim_express(
+        &self,
+        room: &[DownstreamCapacity],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let (room, tenants, policy, now) = (room.to_vec(), tenants.clone(), *policy, self.inner.clock.now());
+        let has_express = {
+            let room = room.clone();
+            self.read(move |connection| turns::has_express(connection, &room, now)).await?
+        };
+        if !has_express {
+            return Ok(ClaimedJobs::default());
+        }
+        let claim = self.inner.writer.run_in_turns(Scheduling::Prioritized, move |connection, _, _| {
+            turns::claim_express(connection, &room, &tenants, &policy, now).map(ControlFlow::Break)
+        });
+        let claimed = claim.await?;
+        self.notify_webhooks(&claimed);
+        Ok(claimed)
+    }
+
+    async fn claim_named(
+        &self,
+        ids: &[RequestId],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        let (ids, mut tenants) = (ids.to_vec(), tenants.clone());
+        let (policy, now) = (*policy, self.inner.clock.now());
         let mut batch = BatchInTurns::<_, ()>::new(ids);
         let mut claimed = ClaimedJobs::default();
         let claim = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
             while let Some(id) = batch.next(turn) {
-                jobs::claim_named(connection, id, &policy, now, &mut claimed)?;
+                jobs::claim_named(connection, id, &mut tenants, &policy, now, &mut claimed)?;
             }
             Ok(batch.finish().map_break(|_| std::mem::take(&mut claimed)))
         });
@@ -175,6 +215,10 @@ impl RequestStore for Sqlite {
 
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.wait(JOBS, at_most).await;
+    }
+
+    async fn wait_for_express_jobs(&self, at_most: Duration) {
+        self.wait(EXPRESS_JOBS, at_most).await;
     }
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {

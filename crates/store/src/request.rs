@@ -17,6 +17,8 @@ mod plan_callback;
 mod plan_claim;
 mod plan_report;
 mod plan_submit;
+mod tenants;
+mod turns;
 
 pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
 pub use self::key_index::{KeyIndex, PlainKeysRefused, ResealedRequest, SealedIndexKey, SealedNames};
@@ -24,7 +26,10 @@ pub use self::plan_callback::plan_callback;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
 pub use self::plan_report::{ReportPlan, plan_report};
 pub use self::plan_submit::{IdempotencyEntries, IdempotencyEntry, NewRequest, SubmitPlan, plan_submit};
+pub use self::tenants::{ExpressCounts, TenantCapacity, TenantRule, TenantRules};
+pub use self::turns::{TurnClaim, TurnGrant, TurnScan};
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,6 +38,7 @@ use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
+use weir_core::request::turn::Turn;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 
 use crate::{Batch, Result};
@@ -179,6 +185,20 @@ pub struct ClaimedJobs {
     pub taken_over: usize,
     /// If the claim is empty: the time until the next job is due.
     pub next_due_in: Option<Duration>,
+    /// Where the next claim of a downstream goes on, for those that were claimed from.
+    pub turns: BTreeMap<String, Turn>,
+    /// Whether due jobs were left although there was capacity, because not all tenants could be looked at.
+    pub is_partial: bool,
+    /// Whether due jobs were left because their tenants have as many calls as they may have.
+    pub is_held_back: bool,
+}
+
+/// How a claim chooses among the jobs that are due.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimOrder {
+    pub tenants: TenantCapacity,
+    /// Where the claim of a downstream begins: what the claim before has returned.
+    pub turns: BTreeMap<String, Turn>,
 }
 
 /// How many jobs of a downstream a worker can take.
@@ -332,10 +352,30 @@ pub trait RequestStore: Send + Sync + 'static {
         limit: usize,
     ) -> Result<RequestPage>;
 
-    /// Claims due jobs, the longest due first, up to the capacity of each downstream and to about [`CLAIM_BYTES_MAX`].
-    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs>;
-    /// Claims the jobs of these requests if they are due and not leased. For workers that receive jobs from a broker.
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs>;
+    /// Claims due jobs up to the capacity of each downstream and to about [`CLAIM_BYTES_MAX`]. Tenants take turns, and of each
+    /// tenant the longest due come first.
+    async fn claim_jobs(
+        &self,
+        room: &[DownstreamCapacity],
+        order: &ClaimOrder,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs>;
+    /// Claims due express jobs (see [`weir_core::request::turn`]), the last accepted first: those before it may be of many
+    /// tenants, and get their turns.
+    async fn claim_express(
+        &self,
+        room: &[DownstreamCapacity],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs>;
+    /// Claims the jobs of these requests if they are due and not leased, and their tenants have capacity. For workers that receive
+    /// jobs from a broker.
+    async fn claim_named(
+        &self,
+        ids: &[RequestId],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs>;
     /// The downstreams that have waiting jobs.
     async fn job_downstreams(&self) -> Result<Vec<String>>;
     /// Counts the jobs of these downstreams, in their order. Scans at most `limit` waiting and `limit` other jobs of each.
@@ -352,6 +392,8 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Returns when there may be jobs to claim: at once if this process accepted requests since the last call, and after
     /// `at_most` at the latest.
     async fn wait_for_jobs(&self, at_most: Duration);
+    /// As [`wait_for_jobs`](Self::wait_for_jobs), for express jobs.
+    async fn wait_for_express_jobs(&self, at_most: Duration);
 
     /// Requests that have been `PENDING_ENQUEUE` for at least `older_than`, the oldest first.
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>>;

@@ -81,6 +81,7 @@ impl Stats {
         LatencyMs {
             p50: at(0.5).min(max),
             p90: at(0.9).min(max),
+            p95: at(0.95).min(max),
             p99: at(0.99).min(max),
             p999: at(0.999).min(max),
             max,

@@ -10,3 +10,4 @@ mod canonical;
 mod idempotency;
 mod retry;
 mod state;
+mod turn;

@@ -14,7 +14,7 @@ use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, SpanId, TraceContext};
 use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
 use weir_queue::{Message, MessageSource, Settlement};
-use weir_store::request::{ClaimedJobs, RequestStore, SubmitOutcome, SubmitReceipt};
+use weir_store::request::{ClaimedJobs, RequestStore, SubmitOutcome, SubmitReceipt, TenantCapacity};
 use weir_store::{Error, Result};
 
 /// The topic: key and payload of a message are the id of a request.
@@ -152,6 +152,7 @@ impl BrokerJobs {
     pub(crate) async fn claim(
         &mut self,
         store: &dyn RequestStore,
+        tenants: &TenantCapacity,
         policy: &RetryPolicy,
         max: usize,
     ) -> Result<ClaimedJobs> {
@@ -163,7 +164,7 @@ impl BrokerJobs {
             return Ok(ClaimedJobs::default());
         }
         let ids: Vec<RequestId> = claim.messages.iter().filter_map(id_of).collect();
-        let claimed = match store.claim_named(&ids, policy).await {
+        let claimed = match store.claim_named(&ids, tenants, policy).await {
             Ok(claimed) => claimed,
             Err(error) => {
                 // Settling nothing leaves the messages for another claim.

@@ -1,8 +1,9 @@
 //! Settings of request: acceptance, downstreams, retries, encryption and webhooks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
@@ -10,7 +11,7 @@ use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
 use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
-use weir_store::request::Rollout;
+use weir_store::request::{Rollout, TenantRule, TenantRules};
 
 use crate::settings::parse::{boolean, certificates_file, count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
@@ -28,6 +29,8 @@ pub struct RequestSettings {
     pub policy: RetryPolicy,
     /// `request.concurrency`: concurrent calls to downstreams of one process.
     pub concurrency: usize,
+    /// `[request.tenants.<name>]`, `request.tenant_concurrency`: what tenants get in their turns, and how many calls at once.
+    pub tenants: Arc<TenantRules>,
     /// `downstream`, its timeouts and `request.sslrootcert`: called for types without a downstream of their own.
     pub downstream: Downstream,
     /// `[request.downstreams.<type>]`: called for requests of that type.
@@ -158,6 +161,7 @@ impl RequestSettings {
             )?,
             policy,
             concurrency: reader.get("request.concurrency", 256, count(10_000), "a number from 1 to 10000")?,
+            tenants: Arc::new(read_tenants(reader)?),
             downstream,
             downstreams,
             keys: reader.get_optional("request.keys", secret, "a list such as 2026b:BASE64,2026a:BASE64")?,
@@ -192,6 +196,47 @@ pub(crate) fn is_webhook_secret(text: &str) -> bool {
     let count = secrets.clone().count();
     (1..=WEBHOOK_SECRETS_MAX).contains(&count)
         && secrets.map(webhook::SigningSecret::parse).all(|secret| secret.is_ok())
+}
+
+/// The largest weight: between two turns of a tenant every other may have this many jobs.
+const WEIGHT_MAX: u32 = 100;
+const WEIGHT: &str = "a number from 1 to 100";
+const CONCURRENCY: &str = "a number from 1 to 10000";
+
+fn read_tenants(reader: &mut SettingsReader) -> Result<TenantRules, SettingError> {
+    let concurrency = |text: &str| match text.trim() {
+        "0" => Some(None),
+        text => count(10_000)(text).map(Some),
+    };
+    let default = TenantRule {
+        weight: NonZeroU32::MIN,
+        concurrency: reader.get(
+            "request.tenant_concurrency",
+            None,
+            concurrency,
+            "a number from 0 to 10000",
+        )?,
+    };
+    let mut named = HashMap::new();
+    for (name, fields) in reader.tables("request.tenants") {
+        let mut rule = default;
+        for (field, text) in &fields {
+            let wrong = |allowed| SettingError::new(format!("request.tenants.{name}.{field}"), text, allowed);
+            match field.as_str() {
+                "weight" => {
+                    let weight =
+                        text.trim().parse().ok().filter(|weight: &NonZeroU32| weight.get() <= WEIGHT_MAX);
+                    rule.weight = weight.ok_or_else(|| wrong(WEIGHT))?;
+                }
+                "concurrency" => {
+                    rule.concurrency = Some(count(10_000)(text).ok_or_else(|| wrong(CONCURRENCY))?);
+                }
+                _ => return Err(wrong("left out: a tenant has weight and concurrency")),
+            }
+        }
+        named.insert(name, rule);
+    }
+    Ok(TenantRules { default, named })
 }
 
 fn read_rollout(reader: &mut SettingsReader) -> Result<Rollout, SettingError> {

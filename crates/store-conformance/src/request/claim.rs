@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{CLAIM_BYTES_MAX, ClaimedJobs, DownstreamCapacity, Job, JobCounts, Sealed, Submit};
+use weir_store::request::{
+    CLAIM_BYTES_MAX, ClaimOrder, ClaimedJobs, DownstreamCapacity, Job, JobCounts, Sealed, Submit,
+};
 
 use super::fixtures::{
     DOWNSTREAM, accept_batch, accept_one, claim, claim_jobs, claim_named, claim_one, create_dead_requests,
@@ -20,7 +22,7 @@ fn ids<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Vec<RequestId> {
 }
 
 async fn claim_of<H: HasRequests>(h: &H, room: &[DownstreamCapacity]) -> ClaimedJobs {
-    h.requests().claim_jobs(room, &policy()).await.expect("claim_jobs must succeed")
+    h.requests().claim_jobs(room, &ClaimOrder::default(), &policy()).await.expect("claim_jobs must succeed")
 }
 
 async fn downstreams<H: HasRequests>(h: &H) -> Vec<String> {

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError};
 use weir_store::request::{
-    CallbackOutcome, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
+    CallbackOutcome, ClaimOrder, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
+    TenantCapacity,
 };
 
 use super::fixtures::{
@@ -218,7 +219,7 @@ impl ActiveJobs {
 async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: DownstreamCapacity) -> usize {
     let (mut completed, mut n) = (0, 0);
     loop {
-        let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
+        let claimed = store.claim_jobs(std::slice::from_ref(&room), &ClaimOrder::default(), &policy()).await;
         let claimed = claimed.expect("claim_jobs must succeed");
         active_jobs.record_claimed(&claimed.jobs);
         if claimed.jobs.is_empty() && claimed.next_due_in.is_none() {
@@ -269,9 +270,9 @@ pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
         }
         async move {
             let claimed = if n % 3 == 0 {
-                store.claim_jobs(&[room(DOWNSTREAM, 5)], &policy()).await
+                store.claim_jobs(&[room(DOWNSTREAM, 5)], &ClaimOrder::default(), &policy()).await
             } else {
-                store.claim_named(&ids, &policy()).await
+                store.claim_named(&ids, &TenantCapacity::default(), &policy()).await
             };
             claimed.expect("the claim must succeed").jobs
         }
@@ -362,7 +363,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
                 store.mark_enqueued(&ids).await.expect("mark_enqueued must succeed");
                 return 0;
             }
-            let claimed = store.claim_jobs(&[room(DOWNSTREAM, 5)], &policy()).await;
+            let claimed = store.claim_jobs(&[room(DOWNSTREAM, 5)], &ClaimOrder::default(), &policy()).await;
             claimed.expect("claim_jobs must succeed").jobs.len()
         }
     });
@@ -378,7 +379,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
 /// Calls each kind of operation once, chosen by `n`.
 async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
-    let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
+    let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &ClaimOrder::default(), &policy()).await;
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
         0 | 1 => success(job),

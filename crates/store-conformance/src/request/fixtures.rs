@@ -16,9 +16,9 @@ use weir_core::{
 };
 use weir_queue::Settlement;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
-    Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome, SubmitReceipt,
-    WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job,
+    JobReport, Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome, SubmitReceipt,
+    TenantCapacity, WEBHOOKS_TOPIC,
 };
 
 use crate::HasRequests;
@@ -185,7 +185,11 @@ pub fn room(downstream: &str, jobs: usize) -> DownstreamCapacity {
 /// Claims due jobs of [`DOWNSTREAM`]. Returns the whole result.
 pub async fn claim_jobs<H: HasRequests>(h: &H, jobs: usize) -> ClaimedJobs {
     let room = [room(DOWNSTREAM, jobs)];
-    let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
+    let claimed = h
+        .requests()
+        .claim_jobs(&room, &ClaimOrder::default(), &policy())
+        .await
+        .expect("claim_jobs must succeed");
     assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more jobs than requested");
     claimed
 }
@@ -206,7 +210,10 @@ pub async fn claim_one<H: HasRequests>(h: &H) -> Job {
 
 /// Claims these requests by id. Returns the whole result.
 pub async fn claim_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> ClaimedJobs {
-    h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
+    h.requests()
+        .claim_named(ids, &TenantCapacity::default(), &policy())
+        .await
+        .expect("claim_named must succeed")
 }
 
 /// Submits a request and claims it.

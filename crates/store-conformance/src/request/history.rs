@@ -9,7 +9,7 @@ use fastrand::Rng;
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, WorkerReport};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Submit};
+use weir_store::request::{ClaimOrder, DownstreamCapacity, JobReport, RequestStore, Submit, TenantCapacity};
 
 use super::fixtures::{
     DAY, URL, callback_report, next_id, now, policy, request_audit, room, sealed, submission_for, tenant,
@@ -125,14 +125,22 @@ impl<H: HasRequests> Comparison<'_, H> {
         let room_of = |n: u8, jobs| room(&format!("downstream {n}"), jobs);
         let (a, b) = (self.rng.usize(0..5), self.rng.usize(0..5));
         let rooms: Vec<DownstreamCapacity> = vec![room_of(0, a), room_of(1, b)];
-        let claimed = self.engine.claim_jobs(&rooms, &policy()).await.expect("claim_jobs must succeed");
+        let claimed = self
+            .engine
+            .claim_jobs(&rooms, &ClaimOrder::default(), &policy())
+            .await
+            .expect("claim_jobs must succeed");
         let now = self.now();
         self.model.check_claim(&rooms, &claimed, &policy(), now);
     }
 
     async fn claim_named(&mut self) {
         let ids: Vec<_> = (0..self.rng.usize(0..5)).map(|_| self.id()).collect();
-        let claimed = self.engine.claim_named(&ids, &policy()).await.expect("claim_named must succeed");
+        let claimed = self
+            .engine
+            .claim_named(&ids, &TenantCapacity::default(), &policy())
+            .await
+            .expect("claim_named must succeed");
         let now = self.now();
         self.model.check_named_claim(&ids, &claimed, &policy(), now);
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use weir_core::request::retry::FailureCause;
 use weir_core::request::state::{RequestStatus, TransitionError};
+use weir_store::request::TenantCapacity;
 
 use super::fixtures::{
     accept_one, awaits_callback, claim_jobs, claim_named, claim_one, dead_ids, expect_nothing_due,
@@ -145,7 +146,12 @@ pub async fn the_policy_of_the_claim_sets_the_lease<H: HasRequests>() {
     let h = H::open().await;
     let long = weir_core::request::retry::RetryPolicy { lease: Duration::from_secs(100), ..policy() };
     let id = accept_one(&h, submission(&h, "k")).await;
-    let jobs = h.requests().claim_named(&[id], &long).await.expect("claim_named must succeed").jobs;
+    let jobs = h
+        .requests()
+        .claim_named(&[id], &TenantCapacity::default(), &long)
+        .await
+        .expect("claim_named must succeed")
+        .jobs;
     assert_eq!(jobs.len(), 1);
     h.clock().advance(Duration::from_secs(100) - TICK);
     assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(TICK));

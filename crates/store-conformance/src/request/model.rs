@@ -3,7 +3,7 @@
 //! Where the trait leaves the choice to the engine (which of several equally due jobs, which dead letters), the model checks
 //! that the engine's choice is allowed and then applies it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use weir_core::quota::{Quota, QuotaLimits};
@@ -105,17 +105,30 @@ impl Model {
         now: Timestamp,
     ) {
         for DownstreamCapacity { downstream, jobs } in room {
-            let mut due: Vec<Timestamp> = self.due(downstream, now).map(Row::claimable_at).collect();
-            due.sort_unstable();
-            due.truncate(*jobs);
             let of_room = |id: &RequestId| self.rows[id].downstream == *downstream;
-            let at = |id: RequestId| self.rows[&id].claimable_at();
-            let claimed_at: Vec<_> = claimed.jobs.iter().map(|job| job.id).filter(of_room).map(at).collect();
-            assert!(claimed_at.is_sorted(), "the longest due first: {claimed_at:?}");
-            let exhausted_at = claimed.exhausted.iter().copied().filter(of_room).map(at);
-            let mut taken: Vec<_> = claimed_at.into_iter().chain(exhausted_at).collect();
-            taken.sort_unstable();
-            assert_eq!(taken, due, "as many jobs as there is capacity for, the first due first");
+            let at = |id: &RequestId| self.rows[id].claimable_at();
+            let claimed_jobs = claimed.jobs.iter().map(|job| job.id).filter(of_room);
+            let taken: Vec<RequestId> =
+                claimed_jobs.clone().chain(claimed.exhausted.iter().copied().filter(of_room)).collect();
+            let due: Vec<&Row> = self.due(downstream, now).collect();
+            assert_eq!(taken.len(), due.len().min(*jobs), "as many jobs as there is capacity for");
+            let mut shares = Vec::new();
+            for tenant in due.iter().map(|row| &row.request.tenant).collect::<BTreeSet<_>>() {
+                let of_tenant = due.iter().filter(|row| row.request.tenant == *tenant);
+                let mut of_tenant: Vec<Timestamp> = of_tenant.map(|row| row.claimable_at()).collect();
+                of_tenant.sort_unstable();
+                let is_of_tenant = |id: &&RequestId| self.rows[*id].request.tenant == *tenant;
+                let jobs = claimed_jobs.clone().filter(|id| is_of_tenant(&id));
+                assert!(jobs.map(|id| at(&id)).is_sorted(), "of each tenant the longest due first");
+                let mut its: Vec<Timestamp> = taken.iter().filter(is_of_tenant).map(at).collect();
+                its.sort_unstable();
+                let has_more = its.len() < of_tenant.len();
+                assert_eq!(its, of_tenant[..its.len()], "of each tenant the first due");
+                shares.push((its.len(), has_more));
+            }
+            let most = shares.iter().map(|(count, _)| *count).max().unwrap_or_default();
+            let left_out = shares.iter().filter(|(_, has_more)| *has_more).map(|(count, _)| *count).min();
+            assert!(left_out.is_none_or(|least| least + 1 >= most), "all have had equal turns: {shares:?}");
         }
         if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
             assert_eq!(claimed.next_due_in, self.next(room, now), "how long to wait");

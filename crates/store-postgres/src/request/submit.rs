@@ -26,6 +26,7 @@ use weir_store::{Batch, Error, Result};
 use self::columns::SubmitColumns;
 use super::read_status;
 use super::sealing::HASHED_KEYS;
+use super::turns;
 use crate::clock::CLOCK;
 use crate::connection::{Prepared, Values};
 use crate::pool::Session;
@@ -61,30 +62,36 @@ const SAVE_TENANTS: &str = "
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
-                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[])
+                             $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::integer[])
             AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream,
-                    traceparent, tracestate, plain)),
+                    traceparent, tracestate, plain, place)),
     inserted AS (
         INSERT INTO idempotency_record AS entry (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-        SELECT tenant_id, key, hash, request_id, $15 FROM new ORDER BY tenant_id, key
+        SELECT tenant_id, key, hash, request_id, $16 FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
-        WHERE entry.expires_at <= $14 OR entry.request_id = ANY($17::uuid[])
+        WHERE entry.expires_at <= $15 OR entry.request_id = ANY($18::uuid[])
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
                                     created_at, updated_at, traceparent, tracestate)
-        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $14, $14,
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $15, $15,
                traceparent, tracestate
         FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
     queued AS (
-        INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
-        SELECT request_id, downstream, $14, status = 'PENDING_ENQUEUE'
-        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE),
+        INSERT INTO request_job (request_id, downstream, claimable_at, is_pending, waiting_tenant, is_express)
+        SELECT request_id, downstream, $15, status = 'PENDING_ENQUEUE', tenant_id,
+               CASE WHEN place < $19::bigint THEN place + (
+                   SELECT count(*) FROM (
+                       SELECT FROM request_job AS unfinished
+                       WHERE unfinished.downstream = new.downstream AND unfinished.waiting_tenant = new.tenant_id
+                       LIMIT $19::bigint) AS few) < $19::bigint ELSE false END
+        FROM new WHERE (request_id IN (SELECT request_id FROM inserted)) IS TRUE
+        RETURNING is_express),
     counted AS (
-        INSERT INTO request_ledger (slot, accepted) SELECT $16, count(*) FROM inserted
+        INSERT INTO request_ledger (slot, accepted) SELECT $17, count(*) FROM inserted
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
-    SELECT request_id FROM inserted";
+    SELECT request_id, (SELECT bool_or(is_express) FROM queued) FROM inserted";
 
 /// The rows that the first round trip reads.
 struct Loaded<'a> {
@@ -151,7 +158,7 @@ async fn submit_any(
 ) -> Result<Vec<SubmitOutcome>> {
     let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch, limits).await?;
     let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
-    let saved = save(session, &plan, &purged, now).await?;
+    let saved = save(engine, session, &plan, &purged, now).await?;
     let mut outcomes = plan.outcomes;
     if saved.len() < plan.accepted.len() {
         resolve(session, batch, &saved, &mut outcomes, now).await?;
@@ -274,17 +281,19 @@ fn read_windows<'a>(
 
 /// The second round trip. Returns the ids that were inserted.
 async fn save(
+    engine: &Postgres,
     session: &Session,
     plan: &SubmitPlan<'_>,
     purged: &[Uuid],
     now: Timestamp,
 ) -> Result<HashSet<RequestId>> {
+    let express_jobs = turns::express_jobs(engine, session).await?;
     let [insert, save_tenants] = session.prepare([INSERT, SAVE_TENANTS]).await?;
     let columns = SubmitColumns::new(&plan.accepted);
     // All keys of a batch expire at once.
     let expires = plan.accepted.first().map_or(now, |new| new.record.expires);
     let (now, expires) = (time::to_system(now), time::to_system(expires));
-    let values = columns.values_with([&now, &expires, &session.ledger_row, &purged]);
+    let values = columns.values_with([&now, &expires, &session.ledger_row, &purged, &express_jobs]);
     let insert = async {
         if plan.accepted.is_empty() {
             return Ok(Vec::new());
@@ -298,6 +307,7 @@ async fn save(
             session.batch_execute("COMMIT"),
         ))
         .await?;
+    turns::notify_express(engine, &inserted, 1)?;
     inserted.iter().map(|row| Ok(RequestId::from_uuid(column(row, 0)?))).collect()
 }
 

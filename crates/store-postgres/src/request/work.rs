@@ -13,8 +13,8 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, DownstreamCapacity, JobChange,
-    JobCounts, JobReport, JobRow, RequestRow, Sealed, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
+    CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, JobChange, JobCounts, JobReport, JobRow,
+    RequestRow, Sealed, TenantCapacity, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
     stored_progress,
 };
 use weir_store::{Error, Result, shard};
@@ -27,32 +27,6 @@ use crate::queue::SHARDS;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::{Postgres, quota, time};
 
-/// Microseconds until the first job of these downstreams may be claimed: negative if it is overdue.
-const FIRST: &str = "
-    SELECT (extract(epoch FROM min(job.claimable_at) - coalesce($2, clock_timestamp())) * 1000000)::bigint
-    FROM unnest($1::text[]) AS room (downstream)
-    CROSS JOIN LATERAL (
-        SELECT claimable_at FROM request_job WHERE downstream = room.downstream
-        ORDER BY claimable_at LIMIT 1) AS job";
-/// The columns that [`read_claim`] reads. `OFFSET 0` keeps the look-up of records from becoming another plan, here and below (see
-/// `query_plan_tests.rs`).
-const CLAIM: &str = "
-    SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
-           request_type, payload, payload_key_id, created_at, traceparent, tracestate
-    FROM (
-        SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
-               record.callback_url IS NOT NULL AS has_callback, record.tenant_id, record.request_type, record.payload,
-               record.payload_key_id, record.created_at, record.traceparent, record.tracestate,
-               sum(octet_length(record.payload)) OVER (
-                   ORDER BY job.claimable_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
-        FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
-        CROSS JOIN LATERAL (
-            SELECT * FROM request_job AS due
-            WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
-            ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
-        CROSS JOIN LATERAL (
-            SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record) AS claimable
-    WHERE coalesce(bytes_before, 0) < $4 ORDER BY claimable_at";
 const CLAIM_NAMED: &str = "
     SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
            record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
@@ -80,9 +54,10 @@ const SAVE_RECORDS: &str = "
 const SAVE_JOBS: &str = "
     UPDATE request_job AS job
     SET claimable_at = new.claimable_at, is_leased = new.is_leased, token = new.token, attempts = new.attempts,
-        is_pending = false
-    FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[], $4::bigint[], $5::integer[])
-        AS new (request_id, claimable_at, is_leased, token, attempts)
+        is_pending = false, waiting_tenant = CASE WHEN new.is_parked THEN NULL ELSE job.waiting_tenant END,
+        is_express = false
+    FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[], $4::bigint[], $5::integer[], $6::boolean[])
+        AS new (request_id, claimable_at, is_leased, token, attempts, is_parked)
     WHERE job.request_id = ANY(ARRAY[new.request_id])";
 const END_JOBS: &str = "
     WITH deleted AS (DELETE FROM request_job WHERE request_id = ANY($1) RETURNING request_id, downstream, token)
@@ -117,48 +92,10 @@ const VACUUM_JOBS: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) 
 /// Ended jobs between two runs of [`VACUUM_JOBS`].
 const VACUUM_EVERY: u64 = 10_000;
 
-pub(super) async fn claim_due(
-    engine: &Postgres,
-    room: &[DownstreamCapacity],
-    policy: &RetryPolicy,
-) -> Result<ClaimedJobs> {
-    let room = room.iter().filter(|room| room.jobs > 0);
-    let (names, counts): (Vec<&str>, Vec<i64>) =
-        room.map(|room| (room.downstream.as_str(), row::bigint(room.jobs))).unzip();
-    let session = engine.inner.pool.session().await?;
-    let test_clock = engine.clock_override();
-    let first = async || -> Result<Option<Duration>> {
-        let row = session.query_one(FIRST, &[&names, &test_clock]).await?;
-        let micros: Option<i64> = column(&row, 0)?;
-        Ok(micros.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())))
-    };
-    let next = first().await?;
-    // Nothing is locked while nothing is due.
-    if next.is_none_or(|next| !next.is_zero()) {
-        session.keep();
-        return Ok(ClaimedJobs { next_due_in: next, ..ClaimedJobs::default() });
-    }
-    let [claim_due, clock] = session.prepare([CLAIM, CLOCK]).await?;
-    let (_, rows, clock) = session
-        .bounded(try_join3(
-            session.batch_execute("BEGIN"),
-            claim_due.query(&[&names, &counts, &test_clock, &row::bigint(CLAIM_BYTES_MAX)]),
-            clock.query_one(&[]),
-        ))
-        .await?;
-    let now = engine.now(&clock)?;
-    let mut claimed = claim(&session, &rows, policy, now).await?;
-    if rows.is_empty() {
-        // Other servers were faster.
-        claimed.next_due_in = first().await?;
-    }
-    session.keep();
-    Ok(claimed)
-}
-
 pub(super) async fn claim_named(
     engine: &Postgres,
     ids: &[RequestId],
+    tenants: &TenantCapacity,
     policy: &RetryPolicy,
 ) -> Result<ClaimedJobs> {
     let session = engine.inner.pool.session().await?;
@@ -171,7 +108,8 @@ pub(super) async fn claim_named(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let claimed = claim(&session, &rows, policy, now).await?;
+    let rows = rows.iter().map(read_claim).collect::<Result<Vec<_>>>()?;
+    let claimed = save_claim(&session, rows, tenants, policy, now).await?;
     session.keep();
     Ok(claimed)
 }
@@ -202,12 +140,20 @@ fn read_counts(row: &Row) -> Result<JobCounts> {
     })
 }
 
-/// The second round trip of a claim.
-async fn claim(session: &Session, rows: &[Row], policy: &RetryPolicy, now: Timestamp) -> Result<ClaimedJobs> {
-    let rows = rows.iter().map(read_claim).collect::<Result<Vec<_>>>()?;
+/// The last round trip of a claim: leases the jobs whose tenants have capacity.
+pub(super) async fn save_claim(
+    session: &Session,
+    mut rows: Vec<ClaimRow>,
+    tenants: &TenantCapacity,
+    policy: &RetryPolicy,
+    now: Timestamp,
+) -> Result<ClaimedJobs> {
+    let (mut tenants, found) = (tenants.clone(), rows.len());
+    rows.retain(|row| tenants.admit(row.tenant.as_str()));
+    let is_held_back = rows.len() < found;
     let plan = plan_claim(rows, policy, now);
     save(session, &plan.changed, now).await?;
-    Ok(plan.claimed)
+    Ok(ClaimedJobs { is_held_back, ..plan.claimed })
 }
 
 /// Returns the outcomes, and whether there are webhooks to be sent.
@@ -332,7 +278,7 @@ fn storable(text: &str) -> Cow<'_, str> {
 
 async fn save_jobs(statement: &Prepared<'_>, changed: &[JobChange]) -> Result<u64, tokio_postgres::Error> {
     let (mut ids, mut times, mut leased) = (Vec::new(), Vec::<SystemTime>::new(), Vec::new());
-    let (mut tokens, mut attempts) = (Vec::new(), Vec::new());
+    let (mut tokens, mut attempts, mut parked) = (Vec::new(), Vec::new(), Vec::new());
     for change in changed {
         let Some(claimable_at) = change.claimable_at() else { continue };
         let JobRow { id, progress, .. } = &change.row;
@@ -341,11 +287,12 @@ async fn save_jobs(statement: &Prepared<'_>, changed: &[JobChange]) -> Result<u6
         leased.push(change.is_leased());
         tokens.push(progress.last_token.cast_signed());
         attempts.push(int(progress.attempts));
+        parked.push(change.is_parked());
     }
     if ids.is_empty() {
         return Ok(0);
     }
-    statement.execute(&[&ids, &times, &leased, &tokens, &attempts]).await
+    statement.execute(&[&ids, &times, &leased, &tokens, &attempts, &parked]).await
 }
 
 async fn end_jobs(
@@ -398,7 +345,7 @@ fn read_job(row: &Row) -> Result<JobRow> {
     })
 }
 
-fn read_claim(row: &Row) -> Result<ClaimRow> {
+pub(super) fn read_claim(row: &Row) -> Result<ClaimRow> {
     Ok(ClaimRow {
         job: read_job(row)?,
         tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(unreadable)?,

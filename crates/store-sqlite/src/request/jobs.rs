@@ -1,26 +1,23 @@
 //! Claims of jobs, and reports of workers and downstreams. The plans of `weir-store` decide; this file loads and saves.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestProgress, RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs,
-    DownstreamCapacity, JobChange, JobCounts, JobReport, JobRow, ReportPlan, RequestRow, Sealed,
-    WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report, stored_progress,
+    AttemptOutcome, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, DownstreamCapacity, JobChange,
+    JobCounts, JobReport, JobRow, ReportPlan, RequestRow, Sealed, TenantCapacity, WEBHOOKS_TOPIC,
+    plan_callback, plan_claim, plan_report, stored_progress,
 };
 
+#[cfg(test)]
+use super::turns::{DUE_OF_TENANT, EXPRESS};
 use super::{limited, read_id, read_status, read_trace};
 use crate::error::fault;
 use crate::queue::enqueue;
-use crate::writer::WriterTurn;
-
-/// Jobs read together. Jobs that are not claimed when the turn ends are read again in the next one.
-const READ_CHUNK: usize = 64;
 
 const FIRST: &str = "
     SELECT min(claimable_at) FROM request_record WHERE downstream = ?1 AND claimable_at IS NOT NULL";
@@ -29,11 +26,10 @@ const JOB: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url FROM request_record
     WHERE request_id = ?1 AND claimable_at IS NOT NULL";
 /// With the columns that [`read_claim`] reads.
-const CLAIM: &str = "
+pub(super) const CLAIM: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url,
            tenant_id, request_type, payload, payload_key_id, created_at, traceparent, tracestate
     FROM request_record";
-const DUE: &str = "WHERE downstream = ?1 AND claimable_at <= ?2 ORDER BY claimable_at LIMIT ?3";
 const NAMED: &str = "WHERE request_id = ?1 AND claimable_at IS NOT NULL";
 const DOWNSTREAMS: &str = "
     WITH RECURSIVE name (downstream) AS (
@@ -54,12 +50,13 @@ const COUNT_LATER: &str = "
 /// Keeps the result or failure of the last attempt.
 const SAVE: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7
+    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7, is_parked = ?8,
+        is_express = 0
     WHERE id = ?1";
 const SAVE_OUTCOME: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7,
-        failure_code = ?8, failure_message = ?9, result = ?10, result_key_id = ?11
+    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7, is_parked = ?8,
+        is_express = 0, failure_code = ?9, failure_message = ?10, result = ?11, result_key_id = ?12
     WHERE id = ?1";
 const INSERT_DEAD: &str = "
     INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
@@ -68,7 +65,8 @@ const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
 /// The statements that are composed at run time.
 #[cfg(test)]
 pub(super) fn composed_sql() -> impl Iterator<Item = (&'static str, String)> {
-    [("DUE", DUE), ("NAMED", NAMED)].into_iter().map(|(name, part)| (name, format!("{CLAIM} {part}")))
+    let parts = [("NAMED", NAMED), ("DUE_OF_TENANT", DUE_OF_TENANT), ("EXPRESS", EXPRESS)];
+    parts.into_iter().map(|(name, part)| (name, format!("{CLAIM} {part}")))
 }
 
 /// A row of `request_record` with its integer id.
@@ -90,70 +88,17 @@ pub(super) fn next(
     Ok(next.map(Timestamp::from_micros))
 }
 
-/// A claim of due jobs.
-pub(super) struct ClaimDueJob {
-    /// The remaining capacity per downstream.
-    room: Vec<DownstreamCapacity>,
-    /// The index in `room` of the downstream that is scanned.
-    scanned: usize,
-    policy: RetryPolicy,
-    now: Timestamp,
-    /// Payload bytes claimed so far.
-    bytes: usize,
-    claimed: ClaimedJobs,
-}
-
-impl ClaimDueJob {
-    pub(super) fn new(room: Vec<DownstreamCapacity>, policy: RetryPolicy, now: Timestamp) -> Self {
-        Self { room, scanned: 0, policy, now, bytes: 0, claimed: ClaimedJobs::default() }
-    }
-
-    /// Claims for one turn. Breaks with all claimed jobs at the end.
-    pub(super) fn run_turn(
-        &mut self,
-        connection: &Connection,
-        turn: &WriterTurn,
-    ) -> rusqlite::Result<ControlFlow<ClaimedJobs>> {
-        let Self { room, scanned, policy, now, bytes, claimed } = self;
-        while let Some(DownstreamCapacity { downstream, jobs }) = room.get_mut(*scanned) {
-            let limit = (*jobs).min(READ_CHUNK);
-            let due = due(connection, downstream, limit, *now, *bytes)?;
-            let is_last = due.len() < READ_CHUNK;
-            for row in due {
-                if !turn.has_time() {
-                    return Ok(ControlFlow::Continue(()));
-                }
-                *bytes += row.1.payload.bytes.len();
-                *jobs -= 1;
-                claim(connection, row, policy, *now, claimed)?;
-            }
-            *scanned += usize::from(is_last);
-        }
-        if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
-            // Other workers have claimed the jobs meanwhile.
-            claimed.next_due_in = next(connection, room)?.map(|next| next.since(*now));
-        }
-        Ok(ControlFlow::Break(std::mem::take(claimed)))
-    }
-}
-
-/// Reads due jobs, until the payloads reach [`CLAIM_BYTES_MAX`].
-fn due(
-    connection: &Connection,
-    downstream: &str,
-    limit: usize,
-    now: Timestamp,
+/// Reads jobs to claim, until their payloads have so many bytes.
+pub(super) fn read_claims(
+    rows: &mut Rows<'_>,
     mut bytes: usize,
 ) -> rusqlite::Result<Vec<Numbered<ClaimRow>>> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(&format!("{CLAIM} {DUE}"))?;
-    let mut rows = statement.query(params![downstream, now.as_micros(), limit])?;
     let mut due = Vec::new();
-    while bytes < CLAIM_BYTES_MAX
+    while bytes > 0
         && let Some(row) = rows.next()?
     {
         let row = read_claim(row)?;
-        bytes += row.1.payload.bytes.len();
+        bytes = bytes.saturating_sub(row.1.payload.bytes.len());
         due.push(row);
     }
     Ok(due)
@@ -162,13 +107,18 @@ fn due(
 pub(super) fn claim_named(
     connection: &Connection,
     id: RequestId,
+    tenants: &mut TenantCapacity,
     policy: &RetryPolicy,
     now: Timestamp,
     claimed: &mut ClaimedJobs,
 ) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(&format!("{CLAIM} {NAMED}"))?;
     match statement.query_row([id.to_string()], read_claim).optional()? {
-        Some(row) => claim(connection, row, policy, now, claimed),
+        Some(row) if tenants.admit(row.1.tenant.as_str()) => claim(connection, row, policy, now, claimed),
+        Some(_) => {
+            claimed.is_held_back = true;
+            Ok(())
+        }
         None => Ok(()),
     }
 }
@@ -199,7 +149,7 @@ pub(super) fn count(
     })
 }
 
-fn claim(
+pub(super) fn claim(
     connection: &Connection,
     (number, row): Numbered<ClaimRow>,
     policy: &RetryPolicy,
@@ -263,13 +213,14 @@ fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp
             claimable,
             is_leased,
             token,
+            change.is_parked(),
             failure.as_ref().map(|failure| &failure.code),
             failure.as_ref().map(|failure| &failure.message),
             result.as_ref().map(|sealed| &sealed.bytes),
             result.as_ref().map(|sealed| &sealed.key_id),
         ])?;
     } else {
-        let values = params![number, status, attempts, at, claimable, is_leased, token];
+        let values = params![number, status, attempts, at, claimable, is_leased, token, change.is_parked()];
         connection.prepare_cached(SAVE)?.execute(values)?;
     }
     if change.is_dead() {

@@ -35,7 +35,7 @@ const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id 
 const RESTART: &str = "
     UPDATE request_record
     SET status = ?2, attempts = ?3, failure_code = NULL, failure_message = NULL, updated_at = ?4,
-        downstream = ?5, claimable_at = ?6, is_leased = 0, token = ?7
+        downstream = ?5, claimable_at = ?6, is_leased = 0, token = ?7, is_parked = 0, is_express = 0
     WHERE request_id = ?1";
 const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = ?1";
 const COUNT: &str = "SELECT count(*) FROM request_dead";

@@ -1,17 +1,21 @@
 //! Submissions: loads a chunk of the batch, lets its plan decide, and saves.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{RequestId, Timestamp};
+use weir_store::Batch;
 use weir_store::request::{
-    IdempotencyEntries, IdempotencyEntry, NewRequest, Submit, SubmitOutcome, SubmitReceipt, plan_submit,
+    ExpressCounts, IdempotencyEntries, IdempotencyEntry, NewRequest, Submit, SubmitOutcome, SubmitReceipt,
+    plan_submit,
 };
 
 use super::idempotency_journal::{IdempotencyJournal, KeyBatch};
 use super::read_status;
+use super::turns::count_unfinished;
 use crate::multi_insert::{MultiInsert, PreparedInsert};
 use crate::writer::{BatchInTurns, WriterTurn};
 
@@ -22,49 +26,80 @@ const FIND_RECEIPT: &str = "SELECT status, created_at FROM request_record WHERE 
 pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
-         downstream, claimable_at, traceparent, tracestate)";
-    MultiInsert::new(into, 13)
+         downstream, claimable_at, traceparent, tracestate, is_express)";
+    MultiInsert::new(into, 14)
 });
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
     INSERT OR REPLACE INTO request_tenant (tenant_id, current_count, last_refresh_time) VALUES (?1, ?2, ?3)";
 const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1 WHERE id = 1";
 
-pub(super) fn submit(
-    connection: &Connection,
-    keys: &mut IdempotencyJournal,
-    batch: &mut BatchInTurns<Submit, SubmitOutcome>,
+/// A batch of submissions.
+pub(super) struct SubmitJob {
+    batch: BatchInTurns<Submit, SubmitOutcome>,
     limits: Option<QuotaLimits>,
-    now: Timestamp,
-    turn: &WriterTurn,
-) -> rusqlite::Result<()> {
-    if batch.is_done() {
-        return Ok(());
+    counts: ExpressCounts,
+    /// Whether express jobs were accepted.
+    is_express: bool,
+}
+
+impl SubmitJob {
+    pub(super) fn new(batch: Batch<Submit>, limits: Option<QuotaLimits>) -> Self {
+        let (counts, is_express) = (ExpressCounts::default(), false);
+        Self { batch: BatchInTurns::new(batch), limits, counts, is_express }
     }
-    let mut accepted = 0_usize;
-    let mut keys = keys.batch(connection, batch.remaining())?;
-    let mut insert = INSERT.prepare(connection)?;
-    loop {
-        let chunk = batch.next_chunk(CHUNK_MAX, turn);
-        if chunk.is_empty() {
-            break;
+
+    /// Submits for one turn. Breaks with all outcomes at the end, and whether there are express jobs.
+    pub(super) fn run_turn(
+        &mut self,
+        connection: &Connection,
+        keys: &mut IdempotencyJournal,
+        now: Timestamp,
+        turn: &WriterTurn,
+    ) -> rusqlite::Result<ControlFlow<(Vec<SubmitOutcome>, bool)>> {
+        if !self.batch.is_done() {
+            self.submit(connection, keys, now, turn)?;
         }
-        let mut known = known_keys(connection, &mut keys, &chunk)?;
-        let mut windows = limits.map(|limits| load_windows(connection, &chunk, limits, now)).transpose()?;
-        let plan = plan_submit(&chunk, &mut known, windows.as_mut(), now);
-        for NewRequest { submit, record, .. } in &plan.accepted {
-            keys.put(&submit.tenant, &submit.key, *record)?;
+        Ok(self.batch.finish().map_break(|outcomes| (outcomes, self.is_express)))
+    }
+
+    fn submit(
+        &mut self,
+        connection: &Connection,
+        keys: &mut IdempotencyJournal,
+        now: Timestamp,
+        turn: &WriterTurn,
+    ) -> rusqlite::Result<()> {
+        let Self { batch, limits, counts, is_express } = self;
+        let mut accepted = 0_usize;
+        let mut keys = keys.batch(connection, batch.remaining())?;
+        let mut insert = INSERT.prepare(connection)?;
+        loop {
+            let chunk = batch.next_chunk(CHUNK_MAX, turn);
+            if chunk.is_empty() {
+                break;
+            }
+            let mut known = known_keys(connection, &mut keys, &chunk)?;
+            let mut windows =
+                limits.map(|limits| load_windows(connection, &chunk, limits, now)).transpose()?;
+            let plan = plan_submit(&chunk, &mut known, windows.as_mut(), now);
+            let mut express = Vec::with_capacity(plan.accepted.len());
+            for NewRequest { submit, record, .. } in &plan.accepted {
+                keys.put(&submit.tenant, &submit.key, *record)?;
+                express.push(counts.is_express(submit, || count_unfinished(connection, submit))?);
+            }
+            *is_express |= express.contains(&true);
+            write(&mut insert, &plan.accepted, &express)?;
+            save_windows(connection, &plan.windows)?;
+            accepted += plan.accepted.len();
+            batch.outcomes.extend(plan.outcomes);
         }
-        write(&mut insert, &plan.accepted)?;
-        save_windows(connection, &plan.windows)?;
-        accepted += plan.accepted.len();
-        batch.outcomes.extend(plan.outcomes);
+        keys.finish(connection)?;
+        if accepted > 0 {
+            connection.prepare_cached(COUNT)?.execute([accepted])?;
+        }
+        Ok(())
     }
-    keys.finish(connection)?;
-    if accepted > 0 {
-        connection.prepare_cached(COUNT)?.execute([accepted])?;
-    }
-    Ok(())
 }
 
 /// Finds the requests that earlier submissions with the same keys created.
@@ -131,8 +166,13 @@ fn save_windows(connection: &Connection, windows: &[(&str, Quota)]) -> rusqlite:
     Ok(())
 }
 
-fn write(insert: &mut PreparedInsert<'_>, accepted: &[NewRequest<'_>]) -> rusqlite::Result<()> {
-    insert.insert(accepted, |NewRequest { submit, progress, .. }, values| {
+fn write(
+    insert: &mut PreparedInsert<'_>,
+    accepted: &[NewRequest<'_>],
+    express: &[bool],
+) -> rusqlite::Result<()> {
+    let rows: Vec<(&NewRequest<'_>, bool)> = accepted.iter().zip(express.iter().copied()).collect();
+    insert.insert(&rows, |(NewRequest { submit, progress, .. }, is_express), values| {
         values.bind(params![
             submit.id.to_string(),
             submit.tenant.as_str(),
@@ -147,6 +187,7 @@ fn write(insert: &mut PreparedInsert<'_>, accepted: &[NewRequest<'_>]) -> rusqli
             progress.due.as_micros(),
             submit.trace.as_ref().map(|trace| trace.parent.to_string()),
             submit.trace.as_ref().and_then(|trace| trace.state.as_deref()),
+            is_express,
         ])
     })
 }

@@ -68,6 +68,12 @@ impl JobChange {
         self.row.progress.lease.is_some()
     }
 
+    /// Whether the job waits for something else than a worker. A parked job has no place among its tenant's jobs until it is due.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        !self.is_leased() && !self.status().is_final()
+    }
+
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.status() == RequestStatus::FailedRetryExhausted

@@ -19,6 +19,7 @@ mod request;
 mod results;
 mod sale;
 mod slot;
+mod soak;
 mod startup;
 mod table;
 mod throttlecrab;
@@ -71,6 +72,8 @@ const REQUEST_AT_RATE_P99_TARGET_MS: f64 = 25.0;
 const REQUEST_WHOLE_TARGET_PER_S: f64 = 5_000.0;
 const REQUEST_WAKE_P50_TARGET_MS: f64 = 10.0;
 const REQUEST_JOBS_TARGET: f64 = 1.5;
+const REQUEST_QUIET_P99_TARGET_MS: f64 = 50.0;
+const REQUEST_QUIET_RATIO_TARGET: f64 = 2.0;
 const CONNECTIONS_TARGET: f64 = 0.6;
 const GATEWAY_TARGET: f64 = 0.66;
 const GATEWAY_ADDED_P99_TARGET_MS: f64 = 0.3;
@@ -100,9 +103,12 @@ struct Arguments {
     /// Fail when a target is missed, not only when a check fails
     #[arg(long)]
     strict: bool,
-    /// Run only these parts
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
+    /// Run only these parts [default: all but soak]
+    #[arg(long, value_enum, value_delimiter = ',', hide_default_value = true, default_values_t = Part::usual())]
     only: Vec<Part>,
+    /// How long the runs of soak take, as a part of 5 hours in all
+    #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
+    scale: f64,
     /// Also measure this binary, alternating with the one that was just built
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
@@ -127,6 +133,8 @@ enum Part {
     Slot,
     Connections,
     Request,
+    Fair,
+    Soak,
     Gateway,
     Check,
     Sale,
@@ -147,10 +155,13 @@ struct Bench {
     events: u64,
     /// Jobs of request, to measure their effect on later claims.
     jobs: u64,
+    /// How long the runs of soak take.
+    scale: f64,
 }
 
 impl Bench {
-    fn new(quick: bool, jobs: Option<u64>) -> Result<Self> {
+    fn new(Arguments { quick, jobs, scale, .. }: &Arguments) -> Result<Self> {
+        let (quick, jobs) = (*quick, *jobs);
         let (warmup, duration, events) = if quick { (1, 2, 50_000) } else { (2, 8, 500_000) };
         let jobs = jobs.unwrap_or(if quick { 50_000 } else { 200_000 });
         let scratch = tempfile::Builder::new().prefix("suite-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
@@ -163,6 +174,7 @@ impl Bench {
             connections: CONNECTIONS,
             events,
             jobs,
+            scale: *scale,
         })
     }
 
@@ -237,7 +249,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<
 
 /// Measures every part with each binary in turn, so that a machine that changes its speed affects them alike.
 async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
-    let bench = Bench::new(arguments.quick, arguments.jobs)?;
+    let bench = Bench::new(arguments)?;
     let without_kafka = arguments.without_kafka;
     let servers: Vec<_> = std::iter::once(None).chain(arguments.before.clone().map(Some)).collect();
     let mut all: Vec<Results> = servers.iter().map(|_| Results::new(&bench)).collect();
@@ -272,6 +284,11 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
 }
 
 impl Part {
+    /// The parts of a run that is to end soon.
+    fn usual() -> Vec<Self> {
+        Self::value_variants().iter().copied().filter(|part| *part != Self::Soak).collect()
+    }
+
     async fn measure(self, bench: &Bench, without_kafka: bool, results: &mut Results) -> Result<()> {
         match self {
             Self::Embedded => {
@@ -286,6 +303,8 @@ impl Part {
             Self::Kafka => measure_kafka(bench, results).await,
             Self::Slot => measure_slot(bench, results).await,
             Self::Request => measure_request(bench, results).await,
+            Self::Fair => measure_fair(bench, results).await,
+            Self::Soak => soak::measure(bench, bench.scale, results).await,
             Self::Gateway => measure_gateway(bench, results).await,
             Self::Check => measure_check(bench, results).await,
             Self::Sale => measure_sale(bench, results).await,
@@ -475,6 +494,30 @@ async fn measure_request(bench: &Bench, results: &mut Results) -> Result<()> {
     results.target(&name, ratio, Bound::Below(REQUEST_JOBS_TARGET), "×");
     results.note([note]);
     Ok(())
+}
+
+/// Measures how much a backlog of others delays a tenant with little work.
+async fn measure_fair(bench: &Bench, results: &mut Results) -> Result<()> {
+    let postgres = Postgres::start().await?;
+    let database = postgres.database().await;
+    for engines in [Engines::EMBEDDED, on(&database)] {
+        let fairness = request::fair::measure(bench, engines, bench.jobs).await?;
+        let [alone, beside] =
+            [&fairness.alone, &fairness.beside].map(|run| run.row.p99_ms.unwrap_or(f64::NAN));
+        let name = fairness.beside.row.name.clone();
+        let bound = Bound::Below(REQUEST_QUIET_P99_TARGET_MS);
+        results.target(&format!("{name}, p99"), beside, bound, "ms");
+        results.target(
+            &format!("{name} / alone, p99"),
+            beside / alone,
+            Bound::Below(REQUEST_QUIET_RATIO_TARGET),
+            "×",
+        );
+        results.add(fairness.alone);
+        results.add(fairness.beside);
+        results.note([fairness.note]);
+    }
+    postgres.drop_database(database).await
 }
 
 fn on(database: &Database) -> Engines<'_> {

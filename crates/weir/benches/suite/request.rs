@@ -1,10 +1,11 @@
 //! Request: accepting submissions, and completing them.
 //!
 //! Shared by its runs: a server with a token, whose audit is compared with its responses. `accept` measures
-//! submissions only, `whole` also their execution, `wake` how soon an idle worker starts, and `jobs` the effect of a
-//! million finished jobs.
+//! submissions only, `whole` also their execution, `wake` how soon an idle worker starts, `jobs` the effect of a
+//! million finished jobs, and `fair` how much tenants delay each other.
 
 pub(crate) mod accept;
+pub(crate) mod fair;
 pub(crate) mod jobs;
 pub(crate) mod wake;
 pub(crate) mod whole;
@@ -24,7 +25,7 @@ use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, audit};
 
 /// The range of the generator's digits. It draws keys at random, so that hardly any key occurs twice.
-const KEYS: u64 = 10_000_000_000;
+pub(crate) const KEYS: u64 = 10_000_000_000;
 const TENANT: &str = "bench";
 const PAYLOAD: &str =
     r#"","requestType":"payment","payload":{"amount":12.5,"currency":"EUR","to":"DE00 1234"}}"#;
@@ -42,7 +43,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    async fn start(
+    pub(crate) async fn start(
         bench: &Bench,
         name: &str,
         engines: Engines<'_>,
@@ -59,15 +60,27 @@ impl Server {
         Ok(Self { name: name.to_owned(), process, url, token: token(data)?, operator })
     }
 
-    fn caller(&self) -> Client {
-        Client::new(&self.url).with_header("authorization", &format!("Bearer {}", self.token))
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn authorization(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+
+    pub(crate) fn caller(&self) -> Client {
+        Client::new(&self.url).with_header("authorization", &self.authorization())
     }
 
     /// Runs a load of submissions. Loads of one server must differ in `keys`.
-    async fn load(&self, keys: &str, options: LoadOptions) -> Result<Report> {
+    pub(crate) async fn load(&self, keys: &str, options: LoadOptions) -> Result<Report> {
         let (address, _) = resolve(&self.url, false).await?;
         let body = Body { before: format!(r#"{{"idempotencyKey":"{keys}-"#), after: PAYLOAD.to_owned() };
-        let authorization = format!("Bearer {}", self.token);
+        let authorization = self.authorization();
         let headers = [("Authorization", authorization.as_str())];
         let template = Template::post_json_with(HOST, "/v1/requests", &headers, &body);
         let target = Target { name: self.name.clone(), address, template };
@@ -80,7 +93,7 @@ impl Server {
     }
 
     /// Waits until nothing is in flight, and returns the number of completed requests.
-    async fn finished(&self) -> Result<u64> {
+    pub(crate) async fn finished(&self) -> Result<u64> {
         let deadline = Instant::now() + FINISHED_WITHIN;
         loop {
             let books = self.books().await?;
@@ -94,7 +107,7 @@ impl Server {
 
     /// Stops the server and returns failed checks: the audit must balance and contain at least `promised` accepted
     /// requests.
-    async fn stop_and_audit(self, promised: u64) -> Vec<String> {
+    pub(crate) async fn stop_and_audit(self, promised: u64) -> Vec<String> {
         let mut failures = match self.books().await {
             Err(error) => vec![format!("it could not be audited: {error:#}")],
             Ok(books) => {

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::RequestStatus;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId};
-use weir_store::request::SubmitOutcome;
+use weir_store::request::{SubmitOutcome, TenantCapacity};
 
 use super::*;
 use crate::settings::source::Sources;
@@ -55,7 +55,12 @@ impl ServiceFixture {
     /// Changes the request as a worker would, without publishing the change.
     async fn begin(&self) {
         let policy = &self.settings.request.policy;
-        let claimed = self.engines.requests().claim_named(&[self.id], policy).await.unwrap();
+        let claimed = self
+            .engines
+            .requests()
+            .claim_named(&[self.id], &TenantCapacity::default(), policy)
+            .await
+            .unwrap();
         assert_eq!(claimed.jobs.len(), 1);
     }
 

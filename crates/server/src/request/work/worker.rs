@@ -3,22 +3,30 @@
 //! It is woken when this process accepts a request, when a permit is released, and when the next job is due. It also polls
 //! ten times a second for requests that other servers accepted. With a broker it receives ids of new requests and polls once a
 //! second for jobs that the broker does not have: retries, and jobs whose worker vanished.
+//!
+//! While it is busy, express jobs (see [`weir_core::request::turn`]) have claims of their own beside the large ones, so that a tenant
+//! with little work need not wait until those of the others are done.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use weir_core::RequestId;
+use weir_core::request::breaker::CallAdmission;
 use weir_core::request::state::RequestStatus;
+use weir_core::request::turn::Turn;
 use weir_store::Result;
-use weir_store::request::ClaimedJobs;
+use weir_store::quota::random_bytes;
+use weir_store::request::{ClaimOrder, ClaimedJobs, DownstreamCapacity};
 
 use super::WorkerDependencies;
 use super::call::{FinishedJob, JobRunner};
-use super::concurrency::ConcurrencyPermits;
+use super::concurrency::{ClaimKind, ClaimPermit, ConcurrencyPermits};
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use crate::engines::broker_jobs::BrokerJobs;
@@ -28,14 +36,20 @@ use crate::request::events::{AttemptsExhausted, ClaimFailed, JobClaimed, JobPani
 const POLL: Duration = Duration::from_millis(100);
 /// As `POLL`, with a broker.
 const POLL_BEHIND_BROKER: Duration = Duration::from_secs(1);
+/// As `POLL`, for express jobs while the worker is busy.
+const POLL_EXPRESS: Duration = Duration::from_millis(10);
 /// The pause after a claim that left nothing behind, so that the next one is worth its commit.
 const LINGER: Duration = Duration::from_millis(5);
+/// As `LINGER`, after a claim of express jobs.
+const LINGER_EXPRESS: Duration = Duration::from_millis(1);
 /// How often the store is asked for downstreams that are no longer in the settings.
 const UNCONFIGURED_REFRESH: Duration = Duration::from_secs(5);
 /// The most such downstreams that are served.
 const UNCONFIGURED_MAX: usize = 1_000;
 /// The pause after the store did not answer.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
+/// How long a call waits whose tenant turned out to have all calls that it may have.
+const TENANT_DELAY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Worker {
     dependencies: WorkerDependencies,
@@ -43,13 +57,21 @@ pub(crate) struct Worker {
     permits: Arc<ConcurrencyPermits>,
 }
 
-/// The state of a running worker.
-struct WorkerState {
-    calls: JoinSet<()>,
+/// What the claims of a running worker share.
+struct RunningWork {
+    calls: Mutex<JoinSet<()>>,
     runner: Arc<JobRunner>,
     reports: Sender<FinishedJob>,
-    unconfigured: UnconfiguredDownstreams,
+    unconfigured: Mutex<UnconfiguredDownstreams>,
+    /// Whether a claim by turns runs, or waits for permits.
+    is_busy: AtomicBool,
+}
+
+/// The state of the claims by turns.
+#[derive(Default)]
+struct TurnState {
     turn: usize,
+    order: ClaimOrder,
     /// Whether the last claim left jobs behind.
     has_more: bool,
 }
@@ -60,6 +82,8 @@ enum NextClaim {
     AtOnce,
     /// No permit is available: claim when one is released.
     WhenFree,
+    /// All due jobs are of tenants that have as many calls as they may have: claim when one ends, or a request is accepted.
+    WhenTenantFree,
     /// Claim when a request is accepted or this time has passed.
     Within(Duration),
     /// Claim after this time.
@@ -72,7 +96,8 @@ impl Worker {
     pub(crate) fn new(dependencies: WorkerDependencies) -> Self {
         let downstreams =
             Downstreams::new(&dependencies.settings, &dependencies.clock, &dependencies.metrics);
-        let permits = ConcurrencyPermits::new(dependencies.settings.concurrency);
+        let rules = Arc::clone(&dependencies.settings.tenants);
+        let permits = ConcurrencyPermits::new(dependencies.settings.concurrency, rules);
         Self { dependencies, downstreams, permits }
     }
 
@@ -87,90 +112,178 @@ impl Worker {
             closing: closing.clone(),
             abort: CancellationToken::new(),
         });
-        let work = WorkerState {
-            calls: JoinSet::new(),
+        let work = RunningWork {
+            calls: Mutex::new(JoinSet::new()),
             runner,
             reports,
-            unconfigured: UnconfiguredDownstreams::default(),
-            turn: 0,
-            has_more: false,
+            unconfigured: Mutex::default(),
+            is_busy: AtomicBool::new(true),
         };
-        tokio::join!(self.work(work, closing), reporter.run(inbox));
+        let work = async {
+            tokio::join!(self.serve_turns(&work, &closing), self.serve_express(&work, &closing));
+            self.finish(work).await;
+        };
+        tokio::join!(work, reporter.run(inbox));
     }
 
-    async fn work(&self, mut work: WorkerState, closing: CancellationToken) {
+    async fn serve_turns(&self, work: &RunningWork, closing: &CancellationToken) {
         let mut broker_jobs = self.dependencies.source.clone().map(BrokerJobs::new);
-        let mut reachable = true;
+        let (mut state, mut reachable) = (TurnState::default(), true);
         while !closing.is_cancelled() {
-            let outcome = self.step(&mut work, broker_jobs.as_mut()).await;
+            let outcome = self.step(work, &mut state, broker_jobs.as_mut()).await;
             if let Err(error) = &outcome
                 && std::mem::replace(&mut reachable, false)
             {
                 ClaimFailed { error }.emit();
             }
             reachable = outcome.is_ok();
-            while let Some(ended) = work.calls.try_join_next() {
+            while let Some(ended) = work.calls.lock().try_join_next() {
                 log_panic(ended);
             }
+            let next = outcome.unwrap_or(NextClaim::After(PAUSE_AFTER_ERROR));
+            work.is_busy.store(!matches!(next, NextClaim::Within(_)), Ordering::Relaxed);
             tokio::select! {
-                () = self.pause(outcome.unwrap_or(NextClaim::After(PAUSE_AFTER_ERROR)), broker_jobs.as_ref()) => {}
+                () = self.pause(next, broker_jobs.as_ref()) => {}
                 () = closing.cancelled() => {}
             }
+            work.is_busy.store(true, Ordering::Relaxed);
         }
         if let Some(broker_jobs) = broker_jobs {
             broker_jobs.close().await;
         }
-        self.finish(work).await;
+    }
+
+    /// Claims express jobs while claims by turns are busy; otherwise those take them, too.
+    async fn serve_express(&self, work: &RunningWork, closing: &CancellationToken) {
+        loop {
+            let is_busy = work.is_busy.load(Ordering::Relaxed);
+            let poll = if is_busy { POLL_EXPRESS } else { POLL };
+            tokio::select! {
+                () = self.dependencies.store.wait_for_express_jobs(poll) => {}
+                () = closing.cancelled() => return,
+            }
+            if !work.is_busy.load(Ordering::Relaxed) || !(self.dependencies.is_enabled)().await {
+                continue;
+            }
+            // The claims by turns log that the store cannot be reached.
+            let pause = match self.claim_express(work).await {
+                Ok(()) => LINGER_EXPRESS,
+                Err(_unreachable) => PAUSE_AFTER_ERROR,
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = closing.cancelled() => return,
+            }
+        }
+    }
+
+    /// Claims express jobs once. As every claim, it is never cancelled.
+    async fn claim_express(&self, work: &RunningWork) -> Result<()> {
+        let claim = self.capacity(work, ClaimKind::Express, 0);
+        if claim.room.is_empty() {
+            return Ok(());
+        }
+        let Self { dependencies, permits, .. } = self;
+        let policy = &dependencies.settings.policy;
+        let claimed = dependencies.store.claim_express(&claim.room, &permits.tenants(), policy).await?;
+        self.start(work, claimed).await;
+        Ok(())
     }
 
     /// Claims once. A claim is never cancelled: its jobs would wait until their leases end.
-    async fn step(&self, work: &mut WorkerState, broker_jobs: Option<&mut BrokerJobs>) -> Result<NextClaim> {
+    async fn step(
+        &self,
+        work: &RunningWork,
+        state: &mut TurnState,
+        broker_jobs: Option<&mut BrokerJobs>,
+    ) -> Result<NextClaim> {
         if !(self.dependencies.is_enabled)().await {
             return Ok(NextClaim::After(POLL));
         }
-        if self.permits.available() == 0 {
+        if self.permits.available(ClaimKind::Turns) == 0 {
             return Ok(NextClaim::WhenFree);
         }
-        let (store, policy) = (&self.dependencies.store, &self.dependencies.settings.policy);
-        if let Some(broker_jobs) = broker_jobs {
-            let claimed = broker_jobs.claim(store.as_ref(), policy, self.permits.available()).await?;
-            let is_idle = claimed.jobs.is_empty();
-            self.start(work, claimed).await;
-            if !work.has_more && !broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
-                return Ok(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce });
-            }
+        if let Some(broker_jobs) = broker_jobs
+            && let Some(next) = self.claim_named(work, state, broker_jobs).await?
+        {
+            return Ok(next);
         }
-        work.unconfigured.refresh(store.as_ref()).await?;
-        let names: BTreeSet<&str> =
-            self.downstreams.names().chain(work.unconfigured.names.iter().map(String::as_str)).collect();
-        let admitted: Vec<(&str, usize)> = names
-            .into_iter()
-            .map(|name| (name, self.downstreams.get(name).breaker.available_calls()))
-            .collect();
-        work.turn = work.turn.wrapping_add(1);
-        let room = self.permits.capacity(&admitted, work.turn);
-        if room.is_empty() {
+        self.refresh_unconfigured(work).await?;
+        state.turn = state.turn.wrapping_add(1);
+        let claim = self.capacity(work, ClaimKind::Turns, state.turn);
+        if claim.room.is_empty() {
             // Every downstream has an open breaker or all of its permits.
             return Ok(NextClaim::After(POLL / 4));
         }
-        let claimed = store.claim_jobs(&room, policy).await?;
-        let next = next(&claimed, room.iter().map(|room| room.jobs).min().unwrap_or_default());
-        work.has_more = matches!(next, NextClaim::AtOnce);
+        let Self { dependencies, permits, .. } = self;
+        state.order.tenants = permits.tenants();
+        state.begin_turns(&claim.room);
+        let policy = &dependencies.settings.policy;
+        let mut claimed = dependencies.store.claim_jobs(&claim.room, &state.order, policy).await?;
+        state.order.turns.append(&mut claimed.turns);
+        let next = next(&claimed, claim.room.iter().map(|room| room.jobs).min().unwrap_or_default());
+        state.has_more = matches!(next, NextClaim::AtOnce | NextClaim::WhenTenantFree);
         self.start(work, claimed).await;
         Ok(next)
     }
 
-    async fn start(&self, work: &mut WorkerState, claimed: ClaimedJobs) {
+    /// Claims jobs that a broker names. Returns when to claim again unless the store is to be scanned as well. While more is
+    /// waiting than can be started, a half of the permits is left to the scan, in which tenants take turns.
+    async fn claim_named(
+        &self,
+        work: &RunningWork,
+        state: &mut TurnState,
+        broker_jobs: &mut BrokerJobs,
+    ) -> Result<Option<NextClaim>> {
+        let (store, policy) = (&self.dependencies.store, &self.dependencies.settings.policy);
+        let available = self.permits.available(ClaimKind::Turns);
+        let most = if state.has_more { available.div_ceil(2) } else { available };
+        let claimed = broker_jobs.claim(store.as_ref(), &self.permits.tenants(), policy, most).await?;
+        let (is_idle, is_full) = (claimed.jobs.is_empty(), claimed.jobs.len() >= most);
+        state.has_more |= is_full || claimed.is_held_back;
+        self.start(work, claimed).await;
+        if state.has_more || broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
+            return Ok(None);
+        }
+        Ok(Some(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce }))
+    }
+
+    async fn refresh_unconfigured(&self, work: &RunningWork) -> Result<()> {
+        let is_due = work.unconfigured.lock().is_due();
+        if is_due {
+            let names = self.dependencies.store.job_downstreams().await?;
+            work.unconfigured.lock().set(names);
+        }
+        Ok(())
+    }
+
+    /// The capacity of a claim: for all downstreams in the settings and those of stored jobs.
+    fn capacity(&self, work: &RunningWork, kind: ClaimKind, turn: usize) -> ClaimPermit<'_> {
+        let unconfigured = work.unconfigured.lock();
+        let names: BTreeSet<&str> =
+            self.downstreams.names().chain(unconfigured.names.iter().map(String::as_str)).collect();
+        let admitted: Vec<(&str, usize)> = names
+            .into_iter()
+            .map(|name| (name, self.downstreams.get(name).breaker.available_calls()))
+            .collect();
+        self.permits.capacity(&admitted, kind, turn)
+    }
+
+    async fn start(&self, work: &RunningWork, claimed: ClaimedJobs) {
         let now = Instant::now();
         self.dependencies.metrics.duplicate_calls.inc_by(claimed.taken_over as u64);
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
             (self.dependencies.on_change)(job.id, RequestStatus::InProgress);
-            let permit = self.permits.take(&job.downstream);
+            let (permit, is_within) = self.permits.take(&job.downstream, &job.tenant);
             let downstream = Arc::clone(self.downstreams.get(&job.downstream));
             let (runner, reports) = (Arc::clone(&work.runner), work.reports.clone());
-            let admission = runner.admit(&downstream);
-            work.calls.spawn(async move {
+            let admission = if is_within {
+                runner.admit(&downstream)
+            } else {
+                CallAdmission::Denied { until: runner.clock.now().plus(TENANT_DELAY) }
+            };
+            work.calls.lock().spawn(async move {
                 let done = runner.attempt(job, &downstream, admission, now).await;
                 // The permit is held until the report is queued, so that reports do not pile up behind a slow store.
                 let _ = reports.send(done).await;
@@ -200,6 +313,13 @@ impl Worker {
                 self.permits.wait_for_release().await;
                 self.permits.wait_for_several(LINGER).await;
             }
+            (NextClaim::WhenTenantFree, _) => {
+                tokio::select! {
+                    () = self.permits.wait_for_release() => {}
+                    () = self.dependencies.store.wait_for_jobs(POLL) => {}
+                }
+                tokio::time::sleep(LINGER).await;
+            }
             (NextClaim::Within(span), None) => self.dependencies.store.wait_for_jobs(span).await,
             (NextClaim::Within(span), Some(broker_jobs)) => broker_jobs.wait(span).await,
             (NextClaim::After(span), _) => tokio::time::sleep(span).await,
@@ -207,11 +327,29 @@ impl Worker {
     }
 
     /// Waits for running calls; jobs whose calls take too long are put back.
-    async fn finish(&self, work: WorkerState) {
-        let WorkerState { mut calls, runner, .. } = work;
+    async fn finish(&self, work: RunningWork) {
+        let RunningWork { calls, runner, .. } = work;
+        let mut calls = calls.into_inner();
         if tokio::time::timeout(self.dependencies.grace, all(&mut calls)).await.is_err() {
             runner.abort.cancel();
             all(&mut calls).await;
+        }
+    }
+}
+
+impl TurnState {
+    /// Begins the turns of downstreams that are new anywhere, so that servers that begin at once do not meet, and one that begins
+    /// again and again does not always serve the same tenants. Forgets those of others.
+    fn begin_turns(&mut self, room: &[DownstreamCapacity]) {
+        if self.order.turns.len() > UNCONFIGURED_MAX {
+            self.order.turns.clear();
+        }
+        for DownstreamCapacity { downstream, .. } in room {
+            if !self.order.turns.contains_key(downstream) {
+                let [first, second, ..]: [u8; 10] = random_bytes();
+                let after = [first, second].map(|byte| char::from(b' ' + byte % 95)).iter().collect();
+                self.order.turns.insert(downstream.clone(), Turn { after, had: 0 });
+            }
         }
     }
 }
@@ -230,10 +368,12 @@ fn log_panic(ended: std::result::Result<(), tokio::task::JoinError>) {
 
 /// When to claim after a claim: if it filled a downstream's capacity, there may be more jobs.
 fn next(claimed: &ClaimedJobs, smallest_room: usize) -> NextClaim {
+    let count = claimed.jobs.len() + claimed.exhausted.len();
     match claimed.next_due_in {
-        _ if claimed.jobs.len() + claimed.exhausted.len() >= smallest_room.max(1) => NextClaim::AtOnce,
+        _ if count >= smallest_room.max(1) || claimed.is_partial => NextClaim::AtOnce,
+        _ if count == 0 && claimed.is_held_back => NextClaim::WhenTenantFree,
         Some(next) => NextClaim::Within(next.min(POLL)),
-        None if claimed.jobs.is_empty() => NextClaim::Within(POLL),
+        None if count == 0 => NextClaim::Within(POLL),
         None => NextClaim::Within(LINGER),
     }
 }
@@ -246,13 +386,13 @@ struct UnconfiguredDownstreams {
 }
 
 impl UnconfiguredDownstreams {
-    async fn refresh(&mut self, store: &dyn weir_store::request::RequestStore) -> Result<()> {
-        if self.refreshed_at.is_some_and(|refreshed_at| refreshed_at.elapsed() < UNCONFIGURED_REFRESH) {
-            return Ok(());
-        }
-        self.names = store.job_downstreams().await?;
-        self.names.truncate(UNCONFIGURED_MAX);
+    fn is_due(&self) -> bool {
+        self.refreshed_at.is_none_or(|refreshed_at| refreshed_at.elapsed() >= UNCONFIGURED_REFRESH)
+    }
+
+    fn set(&mut self, mut names: Vec<String>) {
+        names.truncate(UNCONFIGURED_MAX);
+        self.names = names;
         self.refreshed_at = Some(Instant::now());
-        Ok(())
     }
 }

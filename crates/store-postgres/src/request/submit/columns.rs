@@ -1,8 +1,10 @@
 //! Submissions as arrays for the statements that insert them.
 
+use std::convert::Infallible;
+
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
-use weir_store::request::NewRequest;
+use weir_store::request::{ExpressCounts, NewRequest};
 
 use super::plain_key;
 
@@ -21,11 +23,18 @@ pub(super) struct SubmitColumns<'a> {
     traceparents: Vec<Option<String>>,
     tracestates: Vec<Option<&'a str>>,
     plain_keys: Vec<Option<&'a str>>,
+    /// How many jobs of the same tenant and downstream come before this one in the batch.
+    places: Vec<i32>,
 }
 
 impl<'a> SubmitColumns<'a> {
     pub(super) fn new(accepted: &[NewRequest<'a>]) -> Self {
         let batch = || accepted.iter().map(|new| new.submit);
+        let mut counts = ExpressCounts::default();
+        let mut place = |submit| {
+            let Ok::<_, Infallible>(place) = counts.count(submit, || Ok(0));
+            i32::try_from(place).unwrap_or(i32::MAX)
+        };
         Self {
             ids: batch().map(|submit| *submit.id.as_uuid()).collect(),
             tenants: batch().map(|submit| submit.tenant.as_str()).collect(),
@@ -40,6 +49,7 @@ impl<'a> SubmitColumns<'a> {
             traceparents: batch().map(|submit| Some(submit.trace.as_ref()?.parent.to_string())).collect(),
             tracestates: batch().map(|submit| submit.trace.as_ref()?.state.as_deref()).collect(),
             plain_keys: batch().map(plain_key).collect(),
+            places: batch().map(&mut place).collect(),
         }
     }
 
@@ -48,7 +58,7 @@ impl<'a> SubmitColumns<'a> {
         &'v self,
         rest: [&'v (dyn ToSql + Sync); N],
     ) -> Vec<&'v (dyn ToSql + Sync)> {
-        let arrays: [&(dyn ToSql + Sync); 13] = [
+        let arrays: [&(dyn ToSql + Sync); 14] = [
             &self.ids,
             &self.tenants,
             &self.keys,
@@ -62,6 +72,7 @@ impl<'a> SubmitColumns<'a> {
             &self.traceparents,
             &self.tracestates,
             &self.plain_keys,
+            &self.places,
         ];
         arrays.into_iter().chain(rest).collect()
     }

@@ -9,7 +9,7 @@ use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_core::request::retry::{RetryDecision, RetryPolicy};
 use weir_core::request::state::WorkerReport;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
-use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Sealed, Submit};
+use weir_store::request::{ClaimOrder, DownstreamCapacity, JobReport, RequestStore, Sealed, Submit};
 
 use crate::postgres::Postgres;
 use crate::table::grouped;
@@ -60,7 +60,7 @@ async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     store.submit_batch(submits?.into(), None).await?;
     let capacity = [DownstreamCapacity { downstream: "default".to_owned(), jobs: BATCH }];
     let began = Instant::now();
-    let claimed = store.claim_jobs(&capacity, &policy).await?;
+    let claimed = store.claim_jobs(&capacity, &ClaimOrder::default(), &policy).await?;
     let took = began.elapsed();
     ensure!(claimed.jobs.len() == BATCH, "{} of {BATCH} jobs were claimed", claimed.jobs.len());
     let reports = claimed.jobs.into_iter().map(|job| JobReport {

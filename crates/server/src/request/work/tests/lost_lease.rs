@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
-use weir_store::request::RequestStore;
+use weir_store::request::{ClaimOrder, RequestStore};
 
 use super::fixtures::{FakeDownstream, Fixture, RunningWorker, answer, until};
 use crate::request::settings::RequestSettings;
@@ -128,7 +128,8 @@ async fn a_stop_releases_jobs_that_take_too_long() {
         downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
         jobs: 1,
     }];
-    let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
+    let claimed =
+        fixture.engine.claim_jobs(&room, &ClaimOrder::default(), &fixture.settings.policy).await.unwrap();
     assert_eq!(claimed.jobs.len(), 1, "another worker may have it at once");
 }
 

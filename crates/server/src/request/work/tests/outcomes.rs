@@ -6,7 +6,7 @@ use axum::response::Response;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{Request, RequestStore};
+use weir_store::request::{ClaimOrder, Request, RequestStore};
 
 use super::fixtures::{FakeDownstream, Fixture, answer, until, url};
 use crate::request::settings::RequestSettings;
@@ -194,7 +194,8 @@ async fn a_202_leaves_the_request_in_progress_until_the_callback() {
         downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
         jobs: 1,
     }];
-    let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
+    let claimed =
+        fixture.engine.claim_jobs(&room, &ClaimOrder::default(), &fixture.settings.policy).await.unwrap();
     assert!(
         claimed.next_due_in.unwrap() > Duration::from_secs(3_600),
         "it is claimed again when a day is over"

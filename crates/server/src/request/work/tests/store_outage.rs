@@ -11,9 +11,10 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
-    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
+    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
+    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    TenantCapacity,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -46,8 +47,21 @@ impl Outage {
 
 #[async_trait]
 impl RequestStore for Outage {
-    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
-        self.engine.claim_jobs(room, policy).await
+    async fn claim_jobs(
+        &self,
+        room: &[DownstreamCapacity],
+        order: &ClaimOrder,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        self.engine.claim_jobs(room, order, policy).await
+    }
+    async fn claim_express(
+        &self,
+        room: &[DownstreamCapacity],
+        tenants: &TenantCapacity,
+        policy: &RetryPolicy,
+    ) -> Result<ClaimedJobs> {
+        self.engine.claim_express(room, tenants, policy).await
     }
     async fn job_downstreams(&self) -> Result<Vec<String>> {
         self.engine.job_downstreams().await
@@ -76,6 +90,9 @@ impl RequestStore for Outage {
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.engine.wait_for_jobs(at_most).await;
     }
+    async fn wait_for_express_jobs(&self, at_most: Duration) {
+        self.engine.wait_for_express_jobs(at_most).await;
+    }
     async fn submit_batch(&self, _: Batch<Submit>, _: Option<QuotaLimits>) -> Result<Vec<SubmitOutcome>> {
         unreachable!()
     }
@@ -91,7 +108,7 @@ impl RequestStore for Outage {
     ) -> Result<RequestPage> {
         unreachable!()
     }
-    async fn claim_named(&self, _: &[RequestId], _: &RetryPolicy) -> Result<ClaimedJobs> {
+    async fn claim_named(&self, _: &[RequestId], _: &TenantCapacity, _: &RetryPolicy) -> Result<ClaimedJobs> {
         unreachable!()
     }
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
