@@ -35,10 +35,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0012_sealing_key.sql"),
     include_str!("../migrations/0013_request_trace.sql"),
     include_str!("../migrations/0014_request_index.sql"),
+    include_str!("../migrations/0015_tier_subscription.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 14;
+const VERSION: i32 = 15;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.
@@ -47,7 +48,10 @@ const OLDEST_MIGRATED: i32 = 9;
 pub(crate) const HASHED_KEYS_VERSION: i32 = 14;
 
 /// Indexes on tables that may be large. Each is created without a lock that blocks writes; queries are right without it.
-const INDEXES: &[(&str, &str)] = &[("dead_letter_topic", "dead_letter (topic)")];
+const INDEXES: &[(&str, &str)] = &[
+    ("dead_letter_topic", "dead_letter (topic)"),
+    ("tier_subscription_expiry", "tier_subscription (expires_at) WHERE expires_at IS NOT NULL"),
+];
 /// Held while indexes are created. It is only tried: one who waits for it would hold a snapshot, which the creation waits for.
 const TRY_LOCK_INDEXES: &str = "SELECT pg_try_advisory_lock(2003134835)";
 /// Whether an index is complete. A server that dies while it creates one leaves an invalid one behind.

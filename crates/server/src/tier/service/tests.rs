@@ -70,7 +70,7 @@ impl ServiceFixture {
     }
 
     async fn subscribe(&self, user: &str, plan: Plan) {
-        self.service.put_subscription(&UserId::parse(user).unwrap(), plan).await.unwrap();
+        self.service.put_subscription(&UserId::parse(user).unwrap(), plan.into()).await.unwrap();
     }
 }
 

@@ -102,6 +102,38 @@ async fn a_hold_of_one_server_is_settled_on_another_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_servers_follow_the_switch_and_a_subscription_that_expires() {
+    if skipped() {
+        return;
+    }
+    let redis = redis_without_persistence();
+    let pair = ServerPair::start(&redis).await;
+    let [a, b] = [0, 1].map(|at| operator(&pair.weirs[at]));
+    let users = [user(&pair.weirs[0], "u"), user(&pair.weirs[1], "u")];
+    let soon = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(4);
+    let body = json!({"plan": "PRO_MONTHLY", "expiresAt": soon.to_string()});
+    assert_eq!(a.put("/admin/subscriptions/u", &body).await.unwrap().status, 200);
+    let limit = async |caller: &Client| {
+        let call = caller.get("/api/v1/ai/x").await.unwrap();
+        let header = |name| call.header(name).unwrap_or_default().to_owned();
+        (call.status, header("x-ratelimit-limit"), header("x-ratelimit-remaining"))
+    };
+    assert_eq!(limit(&users[0]).await.1, "30");
+    for caller in &users {
+        wait::until("the subscription has expired", TEST_TIMEOUT, async || limit(caller).await.1 == "5")
+            .await;
+        assert!(jiff::Timestamp::now() >= soon, "not before its time");
+    }
+    assert_eq!(b.put("/admin/rate-limit/enabled", &json!({"enabled": false})).await.unwrap().status, 200);
+    for caller in &users {
+        wait::until("limits are off", TEST_TIMEOUT, async || {
+            limit(caller).await == (200, "5".to_owned(), "9223372036854775807".to_owned())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_allow_exactly_the_limit() {
     if skipped() {
         return;
