@@ -195,6 +195,8 @@ pub struct LimitOutcome {
     pub each: Vec<(Decision, LimitUsage)>,
     /// When it was decided, by the clock of the store that decided.
     pub now: Timestamp,
+    /// Whether this process decided without the shared store, as the `on_outage` of each policy says.
+    pub decided_alone: bool,
 }
 
 /// The outcome of checking a user's tier.

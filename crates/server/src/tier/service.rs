@@ -5,6 +5,7 @@
 
 mod definition_sync;
 mod definitions;
+mod explanation;
 mod hold;
 mod limits;
 mod subscriptions;
@@ -24,7 +25,7 @@ use weir_store::{Error, Result};
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
-pub(crate) use self::limits::{Check, CheckOutcome, CheckResult};
+pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
 use self::subscriptions::Subscriptions;
 use super::events::{PolicyLeftOut, UnknownPlanClaim};
 use super::settings::TierSettings;

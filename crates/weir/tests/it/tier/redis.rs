@@ -142,6 +142,10 @@ async fn two_servers_allow_exactly_the_limit() {
     let pair = ServerPair::start(&redis).await;
     pair.put_policy("p", slow_bucket(17)).await;
     let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
+    let body = json!({"checks": [{"policy": "p", "key": "other", "cost": 17}], "explain": true});
+    let explained = callers[1].post("/v1/check", &body).await.unwrap().json();
+    let sentence = explained["checks"][0]["explanation"].as_str().unwrap();
+    assert!(sentence.contains("17 is spent, 0 of 17 left"), "{sentence}");
     let checks = (0..200).map(|n| check_one(&callers[n % 2], "p", "k", 1));
     let allowed = join_all(checks).await.iter().filter(|answer| answer["allowed"] == true).count();
     pair.expect_exactly(17, allowed).await;
@@ -183,6 +187,20 @@ async fn servers_continue_without_redis_as_their_policies_say() {
         assert_eq!(check_one(caller, "all", "k", 5).await["allowed"], true);
         let closed = check_one(caller, "none", "k", 1).await;
         assert_eq!((&closed["allowed"], &closed["retryAfterMs"]), (&json!(false), &json!(1_000)));
+        let checks = json!([{"policy": "mine", "key": "k"}, {"policy": "all", "key": "k"}, {"policy": "none", "key": "k"}]);
+        let body = json!({"checks": checks, "explain": true, "peek": true});
+        let answer = caller.post("/v1/check", &body).await.unwrap().json();
+        for (at, part) in [
+            "this server counts alone.",
+            "policy all is open then: allowed without counting.",
+            "policy none is closed then: denied, try again in 1.000 s.",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let sentence = answer["checks"][at]["explanation"].as_str().unwrap();
+            assert!(sentence.contains(part) && sentence.contains("Redis does not answer"), "{sentence}");
+        }
         let metrics = caller.get("/metrics").await.unwrap().body;
         assert!(String::from_utf8_lossy(&metrics).contains("weir_engine_up{engine=\"redis\"} 0"));
     }
