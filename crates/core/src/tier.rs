@@ -5,6 +5,7 @@
 //! can be spent together or not at all. What a plan allows and which headers a response gets are defined here too:
 //! [`Plan`], [`Tier`], [`TierLimits`], [`TierHeaders`].
 
+mod anchor;
 mod bucket;
 mod headers;
 mod hold;
@@ -14,6 +15,7 @@ mod rule;
 mod sliding;
 mod window;
 
+pub use anchor::{Anchor, UnknownDay};
 pub use bucket::{BucketLevel, TokenBucket};
 pub use headers::{HeaderPair, NamedLimit, TierHeaders};
 pub use hold::{Correction, Hold, HoldSettlement};

@@ -112,7 +112,7 @@ impl Memories {
     fn take_binding(&self, checks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
         if let [check] = checks {
             let (decision, spent) = self.take_one(check, peek, now)?;
-            return Ok(LimitOutcome { decision, each: vec![(decision, spent)], now });
+            return Ok(LimitOutcome { decision, each: vec![(decision, spent)], now, decided_alone: false });
         }
         let requests: Vec<KeyRequest<'_, Limit>> = checks
             .iter()
@@ -124,7 +124,7 @@ impl Memories {
             self.limits.take_all(&requests, now).map_err(|full| self.full(full))?
         };
         let each = taken.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
-        Ok(LimitOutcome { decision: taken.decision, each, now })
+        Ok(LimitOutcome { decision: taken.decision, each, now, decided_alone: false })
     }
 
     /// Decides by the binding policies first. If they allow the costs, each shadow policy takes what fits.
@@ -138,7 +138,7 @@ impl Memories {
         let (shadows, binding): (Vec<usize>, Vec<usize>) = (0..checks.len()).partition(is_shadow);
         let binding_checks: Vec<LimitCheck<'_>> = binding.iter().map(|at| checks[*at]).collect();
         let taken = if binding.is_empty() {
-            LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now }
+            LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now, decided_alone: false }
         } else {
             self.take_binding(&binding_checks, peek, now)?
         };
@@ -170,7 +170,7 @@ impl Memories {
             }
             Decision::Allowed => Decision::Allowed,
         };
-        Ok(LimitOutcome { decision, each: each.into_iter().flatten().collect(), now })
+        Ok(LimitOutcome { decision, each: each.into_iter().flatten().collect(), now, decided_alone: false })
     }
 }
 

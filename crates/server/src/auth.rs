@@ -30,13 +30,13 @@ impl Auth {
     pub fn load(settings: &Settings) -> Result<Self, SettingError> {
         let data = &settings.process.data;
         let webhook = webhook::WebhookSecret::load(&settings.request, data)?;
-        let settings = &settings.auth;
+        let (settings, plan_claim) = (&settings.auth, settings.tier.plan_claim.clone());
         let admin = match &settings.admin_key {
             Some(key) => key.clone(),
             None => load_admin_key(data)?,
         };
-        let required =
-            RequiredClaims { issuer: settings.issuer.clone(), audience: settings.audience.clone() };
+        let (issuer, audience) = (settings.issuer.clone(), settings.audience.clone());
+        let required = RequiredClaims { issuer, audience, plan_claim };
         let tokens = match (&settings.jwks_url, &settings.jwks_file) {
             (Some(url), _) => TokenVerifier::from_jwks_url(url, settings.jwt_secret.as_deref(), required)?,
             (None, Some(file)) => TokenVerifier::from_jwks_file(file, &required)?,

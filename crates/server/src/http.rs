@@ -16,4 +16,5 @@ pub mod route;
 pub(crate) mod router;
 pub(crate) mod sale_error;
 pub(crate) mod serve;
+pub(crate) mod time;
 mod tracked_body;

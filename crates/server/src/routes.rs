@@ -103,12 +103,16 @@ fn tier() -> Vec<Route> {
         route!(ANY "/api/v1/ai/", Token, gateway::forward_call).watching_peer(),
         route!(ANY "/api/v1/ai/{*path}", Token, gateway::forward_call).watching_peer(),
         route!(GET "/api/v1/limits/me", Token, tier::get_my_limits),
+        route!(GET "/admin/subscriptions", Operator, tier::list_subscriptions),
         route!(GET "/admin/subscriptions/{user}", Operator, tier::get_subscription),
         route!(PUT "/admin/subscriptions/{user}", Operator, tier::put_subscription),
         route!(DELETE "/admin/subscriptions/{user}", Operator, tier::delete_subscription),
         route!(GET "/admin/tiers", Operator, tier::list_tiers).never_unavailable(),
         route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier).never_unavailable(),
         route!(PUT "/admin/tiers/{tier}", Operator, tier::put_tier),
+        route!(DELETE "/admin/tiers/{tier}", Operator, tier::reset_tier),
+        route!(GET "/admin/rate-limit/enabled", Operator, tier::get_enabled).never_unavailable(),
+        route!(PUT "/admin/rate-limit/enabled", Operator, tier::put_enabled),
     ]
 }
 

@@ -48,7 +48,12 @@ macro_rules! tier_suite {
             ],
             definitions: [
                 a_subscription_is_put_found_and_deleted,
-                tier_limits_are_stored_and_replaced,
+                a_subscription_is_there_until_it_expires,
+                subscriptions_are_listed_in_order_and_page_by_page,
+                expired_subscriptions_are_purged_and_others_told,
+                parallel_renewals_survive_purges,
+                the_switch_of_tier_is_stored,
+                tier_limits_are_stored_replaced_and_forgotten,
                 policies_keep_their_scope_until_they_are_deleted,
                 the_policy_file_does_not_replace_policies_of_operators,
                 spent_records_are_loaded_in_order_and_page_by_page,

@@ -41,10 +41,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0015_quota_reserved.sql"),
     include_str!("../migrations/0016_row_count.sql"),
     include_str!("../migrations/0017_request_turns.sql"),
+    include_str!("../migrations/0018_tier_subscription.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 17;
+const VERSION: i32 = 18;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.
@@ -64,6 +65,7 @@ const INDEXES: &[(&str, &str)] = &[
     ),
     ("request_job_parked", "request_job (downstream, claimable_at) WHERE waiting_tenant IS NULL"),
     ("request_job_express", "request_job (downstream, claimable_at) WHERE is_express"),
+    ("tier_subscription_expiry", "tier_subscription (expires_at) WHERE expires_at IS NOT NULL"),
 ];
 /// Held while indexes are created. It is only tried: one who waits for it would hold a snapshot, which the creation waits for.
 const TRY_LOCK_INDEXES: &str = "SELECT pg_try_advisory_lock(2003134835)";

@@ -5,21 +5,21 @@
 
 mod hold;
 mod policy;
+mod subscription;
 
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
-use weir_core::tier::{Plan, Tier, TierLimits};
+use weir_core::tier::{Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
     ChangedDefinition, DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold,
-    SpentRecord, SpentRow, Subscription, TierStore,
+    SpentRecord, SpentRow, Subscription, SubscriptionTerms, TierStore,
 };
 
-use crate::connection::Values;
-use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::row::{self, column, int, unreadable, unsigned};
 use crate::{Postgres, time};
 
 /// How many changes are stored. A server that has missed more reads all definitions again.
@@ -27,19 +27,6 @@ const CHANGES_STORED: i64 = 10_000;
 /// The most changes that one call returns.
 const CHANGES_PAGE: i64 = 1_000;
 
-const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = $1";
-const SUBSCRIBE: &str = "
-    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    logged AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
-    pruned AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $4)
-    INSERT INTO tier_subscription (user_id, plan, updated_at) VALUES ($1, $2, coalesce($3, clock_timestamp()))
-    ON CONFLICT (user_id) DO UPDATE SET plan = excluded.plan, updated_at = excluded.updated_at
-    RETURNING user_id, plan, updated_at";
-const UNSUBSCRIBE: &str = "
-    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    logged AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
-    pruned AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $2)
-    DELETE FROM tier_subscription WHERE user_id = $1";
 const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_limit FROM tier_setting";
 const SET_TIER: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
@@ -47,6 +34,16 @@ const SET_TIER: &str = "
     INSERT INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit) VALUES ($1, $2, $3, $4)
     ON CONFLICT (tier) DO UPDATE SET requests_per_minute = excluded.requests_per_minute,
         burst_capacity = excluded.burst_capacity, daily_limit = excluded.daily_limit";
+const RESET_TIER: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    DELETE FROM tier_setting WHERE tier = $1";
+const LIMITS_ENABLED: &str = "SELECT is_enabled FROM tier_switch WHERE id = 1";
+const SWITCH_LIMITS: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    INSERT INTO tier_switch (id, is_enabled) VALUES (1, $1)
+    ON CONFLICT (id) DO UPDATE SET is_enabled = excluded.is_enabled";
 /// In the order of keys, so that two servers cannot deadlock.
 const SAVE_SPENT: &str = "
     INSERT INTO tier_spent (scope, key, spent, saved_at)
@@ -72,18 +69,32 @@ impl TierStore for Postgres {
     }
 
     async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
-        let row = self.inner.pool.query_opt(SUBSCRIPTION, &[&user.as_str()]).await?;
-        row.as_ref().map(read_subscription).transpose()
+        subscription::find(self, user).await
     }
 
-    async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
-        let now = self.clock_override();
-        let values: Values<'_> = &[&user.as_str(), &plan.as_str(), &now, &CHANGES_STORED];
-        read_subscription(&self.inner.pool.query_one(SUBSCRIBE, values).await?)
+    async fn subscriptions(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<Subscription>> {
+        subscription::list(self, after, limit).await
+    }
+
+    async fn put_subscription(&self, user: &UserId, terms: SubscriptionTerms) -> Result<Subscription> {
+        subscription::put(self, user, terms).await
     }
 
     async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
-        Ok(self.inner.pool.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_STORED]).await? > 0)
+        subscription::delete(self, user).await
+    }
+
+    async fn purge_subscriptions(&self, limit: usize) -> Result<u64> {
+        subscription::purge(self, limit).await
+    }
+
+    async fn limits_enabled(&self) -> Result<Option<bool>> {
+        let row = self.inner.pool.query_opt(LIMITS_ENABLED, &[]).await?;
+        row.map(|row| column(&row, 0)).transpose()
+    }
+
+    async fn put_limits_enabled(&self, is_enabled: bool) -> Result<()> {
+        self.inner.pool.execute(SWITCH_LIMITS, &[&is_enabled]).await.map(drop)
     }
 
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
@@ -94,6 +105,10 @@ impl TierStore for Postgres {
         let (rpm, burst, daily) =
             (int(limits.requests_per_minute()), int(limits.burst_capacity()), int(limits.daily_limit()));
         self.inner.pool.execute(SET_TIER, &[&tier.as_str(), &rpm, &burst, &daily]).await.map(drop)
+    }
+
+    async fn delete_tier(&self, tier: Tier) -> Result<()> {
+        self.inner.pool.execute(RESET_TIER, &[&tier.as_str()]).await.map(drop)
     }
 
     async fn policies(&self) -> Result<Vec<Policy>> {
@@ -167,14 +182,6 @@ impl TierStore for Postgres {
         let changed = rows.iter().map(read_change).collect::<Result<_>>()?;
         Ok(DefinitionChanges { version, changed: Some(changed) })
     }
-}
-
-fn read_subscription(row: &Row) -> Result<Subscription> {
-    Ok(Subscription {
-        user: UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?,
-        plan: column::<&str>(row, 1)?.parse().map_err(unreadable)?,
-        updated_at: timestamp(row, 2)?,
-    })
 }
 
 fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {

@@ -374,7 +374,7 @@ fn outcome(
         Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(RETRY_AT_ONCE))),
         decision => decision,
     };
-    LimitOutcome { decision, each, now: decided.now }
+    LimitOutcome { decision, each, now: decided.now, decided_alone: false }
 }
 
 /// Decides about the keys that bind, from what is spent of them now.

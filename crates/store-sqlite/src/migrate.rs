@@ -30,6 +30,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0020_dead_letter_topic.sql"),
     include_str!("../migrations/0021_row_count.sql"),
     include_str!("../migrations/0022_request_turns.sql"),
+    include_str!("../migrations/0023_tier_subscription.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -4,6 +4,7 @@
 mod hold;
 mod policy;
 mod spent;
+mod subscription;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::tier::{Plan, Tier, TierLimits};
+use weir_core::tier::{Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
     DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold, SpentRow, Subscription,
-    TierStore,
+    SubscriptionTerms, TierStore,
 };
 
 pub(crate) use self::spent::SpentJournal;
@@ -24,15 +25,13 @@ use crate::Sqlite;
 use crate::error::fault;
 use crate::writer::{BatchInTurns, Scheduling};
 
-const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = ?1";
-const SUBSCRIBE: &str = "
-    INSERT INTO tier_subscription (user_id, plan, updated_at) VALUES (?1, ?2, ?3)
-    ON CONFLICT (user_id) DO UPDATE SET plan = excluded.plan, updated_at = excluded.updated_at";
-const UNSUBSCRIBE: &str = "DELETE FROM tier_subscription WHERE user_id = ?1";
 const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_limit FROM tier_setting";
 const SET_TIER: &str = "
     INSERT OR REPLACE INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit)
     VALUES (?1, ?2, ?3, ?4)";
+const RESET_TIER: &str = "DELETE FROM tier_setting WHERE tier = ?1";
+const LIMITS_ENABLED: &str = "SELECT is_enabled FROM tier_switch WHERE id = 1";
+const SWITCH_LIMITS: &str = "INSERT OR REPLACE INTO tier_switch (id, is_enabled) VALUES (1, ?1)";
 /// Rows of [`TierStore::save_spent`] saved between two checks of the turn.
 const SAVE_CHUNK: usize = 2_048;
 
@@ -43,33 +42,48 @@ impl TierStore for Sqlite {
     }
 
     async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
-        let user = user.clone();
-        self.read(move |connection| {
-            connection.prepare_cached(SUBSCRIPTION)?.query_row([user.as_str()], read_subscription).optional()
-        })
-        .await
+        let (user, now) = (user.clone(), self.inner.clock.now());
+        self.read(move |connection| subscription::find(connection, &user, now)).await
     }
 
-    async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
-        let subscription = Subscription { user: user.clone(), plan, updated_at: self.inner.clock.now() };
+    async fn subscriptions(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<Subscription>> {
+        let (after, now) = (after.cloned(), self.inner.clock.now());
+        self.read(move |connection| subscription::list(connection, after.as_ref(), limit, now)).await
+    }
+
+    async fn put_subscription(&self, user: &UserId, terms: SubscriptionTerms) -> Result<Subscription> {
+        let now = self.inner.clock.now();
+        let subscription = Subscription::new(user.clone(), terms, now, now);
         let put = move |connection: &Connection| {
-            let values = params![
-                subscription.user.as_str(),
-                subscription.plan.as_str(),
-                subscription.updated_at.as_micros()
-            ];
-            connection.prepare_cached(SUBSCRIBE)?.execute(values)?;
+            subscription::put(connection, &subscription)?;
             Ok(subscription)
         };
         self.inner.writer.run(put).await
     }
 
     async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
-        let user = user.clone();
-        let delete = move |connection: &Connection| {
-            connection.prepare_cached(UNSUBSCRIBE)?.execute([user.as_str()]).map(|deleted| deleted > 0)
+        let (user, now) = (user.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| subscription::delete(connection, &user, now)).await
+    }
+
+    async fn purge_subscriptions(&self, limit: usize) -> Result<u64> {
+        let now = self.inner.clock.now();
+        let purge = self.inner.writer.run(move |connection| subscription::purge(connection, limit, now));
+        purge.await.map(|purged| purged as u64)
+    }
+
+    async fn limits_enabled(&self) -> Result<Option<bool>> {
+        self.read(|connection| {
+            connection.prepare_cached(LIMITS_ENABLED)?.query_row([], |row| row.get(0)).optional()
+        })
+        .await
+    }
+
+    async fn put_limits_enabled(&self, is_enabled: bool) -> Result<()> {
+        let put = move |connection: &Connection| {
+            connection.prepare_cached(SWITCH_LIMITS)?.execute([is_enabled]).map(drop)
         };
-        self.inner.writer.run(delete).await
+        self.inner.writer.run(put).await
     }
 
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
@@ -84,6 +98,13 @@ impl TierStore for Sqlite {
             Ok(())
         };
         self.inner.writer.run(put).await
+    }
+
+    async fn delete_tier(&self, tier: Tier) -> Result<()> {
+        let delete = move |connection: &Connection| {
+            connection.prepare_cached(RESET_TIER)?.execute([tier.as_str()]).map(drop)
+        };
+        self.inner.writer.run(delete).await
     }
 
     async fn policies(&self) -> Result<Vec<Policy>> {
@@ -169,14 +190,6 @@ impl TierStore for Sqlite {
     async fn changes_since(&self, _since: Option<i64>) -> Result<DefinitionChanges> {
         Ok(DefinitionChanges { version: 0, changed: Some(Vec::new()) })
     }
-}
-
-fn read_subscription(row: &Row<'_>) -> rusqlite::Result<Subscription> {
-    Ok(Subscription {
-        user: UserId::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
-        plan: row.get_ref(1)?.as_str()?.parse().map_err(fault)?,
-        updated_at: Timestamp::from_micros(row.get(2)?),
-    })
 }
 
 fn read_tier(row: &Row<'_>) -> rusqlite::Result<(Tier, TierLimits)> {

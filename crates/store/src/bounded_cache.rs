@@ -68,9 +68,18 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
     pub fn insert(&self, key: K, value: V, version: Version, is_current: impl Fn(&V) -> bool) {
         let mut shard = self.shard(&key);
         // Checked under the lock: an invalidation that comes later waits for the lock and then drops this value.
-        if self.version() != version {
-            return;
+        if self.version() == version {
+            self.store(&mut shard, key, value, is_current);
         }
+    }
+
+    /// Stores a value that is newer than whatever is on its way into the cache.
+    pub fn replace(&self, key: K, value: V, is_current: impl Fn(&V) -> bool) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.store(&mut self.shard(&key), key, value, is_current);
+    }
+
+    fn store(&self, shard: &mut HashMap<K, V, S>, key: K, value: V, is_current: impl Fn(&V) -> bool) {
         let before = shard.len();
         if before >= self.shard_max && !shard.contains_key(&key) {
             shard.retain(|_, value| is_current(value));
@@ -92,6 +101,35 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
         self.version.fetch_add(1, Ordering::AcqRel);
         if self.shard(key).remove(key).is_some() {
             self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Changes the value of a key, if there is one.
+    pub fn modify<Q>(&self, key: &Q, change: impl FnOnce(&mut V))
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if let Some(value) = self.shard(key).get_mut(key) {
+            change(value);
+        }
+    }
+
+    /// Marks the value of a key, and drops whatever is on its way into the cache.
+    pub fn mark<Q>(&self, key: &Q, mark: impl FnOnce(&mut V))
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.modify(key, mark);
+    }
+
+    /// Marks all values, and drops whatever is on its way into the cache.
+    pub fn mark_all(&self, mark: impl Fn(&mut V)) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        for shard in &self.shards {
+            shard.lock().values_mut().for_each(&mark);
         }
     }
 
@@ -154,6 +192,28 @@ mod tests {
         assert!(cache.is_empty());
         put(&cache, 2, 21);
         assert_eq!(cache.get(&2, |_| true), Some(21));
+    }
+
+    #[test]
+    fn a_marked_value_stays_and_a_read_from_before_does_not_replace_it() {
+        let cache = cache();
+        for key in [1, 2] {
+            put(&cache, key, 10);
+        }
+        let before = cache.version();
+        cache.mark(&1, |value| *value += 1);
+        cache.insert(1, 10, before, |_| true);
+        assert_eq!([1, 2].map(|key| cache.get(&key, |_| true)), [Some(11), Some(10)]);
+        let before = cache.version();
+        cache.mark_all(|value| *value += 1);
+        cache.insert(3, 10, before, |_| true);
+        assert_eq!([1, 2, 3].map(|key| cache.get(&key, |_| true)), [Some(12), Some(11), None]);
+        let before = cache.version();
+        cache.replace(3, 30, |_| true);
+        cache.insert(3, 10, before, |_| true);
+        cache.modify(&4, |value| *value += 1);
+        assert_eq!([3, 4].map(|key| cache.get(&key, |_| true)), [Some(30), None]);
+        assert_eq!(cache.len(), held(&cache));
     }
 
     #[test]

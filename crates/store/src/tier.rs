@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use weir_core::tier::{
-    BucketLevel, Decision, Hold, HoldSettlement, LimitUsage, Plan, ScopedRule, Tier, TierLimits, TierRule,
+    Anchor, BucketLevel, Decision, Hold, HoldSettlement, LimitUsage, Plan, ScopedRule, Tier, TierLimits,
+    TierRule,
 };
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 
@@ -24,11 +25,40 @@ pub use self::spent_record::{SpentRecord, SpentRow, UnreadableSpent};
 /// The scope of the tiers' keys. Policies have scopes from 1 on.
 pub const TIER_SCOPE: u32 = 0;
 
+/// What a user subscribes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubscriptionTerms {
+    pub plan: Plan,
+    /// From then on, by the store's clock, it is as if there were no subscription. `None` if it never ends.
+    pub expires_at: Option<Timestamp>,
+    /// The day on which monthly meters turn.
+    pub anchor: Option<Anchor>,
+}
+
+impl From<Plan> for SubscriptionTerms {
+    /// A plan that never expires, with months that begin on the 1st.
+    fn from(plan: Plan) -> Self {
+        Self { plan, expires_at: None, anchor: None }
+    }
+}
+
+/// A subscription that has not expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscription {
     pub user: UserId,
-    pub plan: Plan,
+    pub terms: SubscriptionTerms,
     pub updated_at: Timestamp,
+    /// How long the subscription had left, by the store's clock, when it was read. `None` if it never expires.
+    pub expires_in: Option<Duration>,
+}
+
+impl Subscription {
+    /// Creates a subscription as it was read at `now`.
+    #[must_use]
+    pub fn new(user: UserId, terms: SubscriptionTerms, updated_at: Timestamp, now: Timestamp) -> Self {
+        let expires_in = terms.expires_at.map(|at| at.since(now));
+        Self { user, terms, updated_at, expires_in }
+    }
 }
 
 /// Where a policy comes from. The settings file never overwrites a policy that an operator has set.
@@ -84,7 +114,7 @@ pub struct HoldAudit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangedDefinition {
     Subscription(UserId),
-    /// Some tier or policy.
+    /// Some tier or policy, or whether AI calls are limited.
     Definitions,
 }
 
@@ -101,13 +131,24 @@ pub struct DefinitionChanges {
 pub trait TierStore: Send + Sync + 'static {
     /// Whether other servers may write to this store.
     fn is_shared(&self) -> bool;
+    /// The subscription of a user; `None` if there is none or it has expired.
     async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>>;
-    async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription>;
-    /// Returns `false` if there is no subscription.
+    /// The subscriptions that have not expired, in order of user, after the given one.
+    async fn subscriptions(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<Subscription>>;
+    /// Subscribes a user, in place of an earlier subscription.
+    async fn put_subscription(&self, user: &UserId, terms: SubscriptionTerms) -> Result<Subscription>;
+    /// Returns `false` if there is no subscription or it has expired.
     async fn delete_subscription(&self, user: &UserId) -> Result<bool>;
+    /// Deletes up to `limit` subscriptions that have expired and returns how many.
+    async fn purge_subscriptions(&self, limit: usize) -> Result<u64>;
+    /// Whether operators have switched the limits of AI calls on or off while the server runs.
+    async fn limits_enabled(&self) -> Result<Option<bool>>;
+    async fn put_limits_enabled(&self, is_enabled: bool) -> Result<()>;
     /// The tiers whose limits operators have changed while the server runs.
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>>;
     async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()>;
+    /// Forgets what operators have changed of a tier.
+    async fn delete_tier(&self, tier: Tier) -> Result<()>;
     /// All policies, in order of name.
     async fn policies(&self) -> Result<Vec<Policy>>;
     /// Creates or replaces a policy. Returns `None` if there are [`POLICIES_MAX`] others. A policy from the settings file does
@@ -154,6 +195,8 @@ pub struct LimitOutcome {
     pub each: Vec<(Decision, LimitUsage)>,
     /// When it was decided, by the clock of the store that decided.
     pub now: Timestamp,
+    /// Whether this process decided without the shared store, as the `on_outage` of each policy says.
+    pub decided_alone: bool,
 }
 
 /// The outcome of checking a user's tier.

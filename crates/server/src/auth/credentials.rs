@@ -8,7 +8,7 @@ use weir_core::TenantId;
 use weir_core::request::Scope;
 
 use super::Auth;
-use super::jwt::{Claims, bearer};
+use super::jwt::{VerifiedClaims, bearer};
 
 /// The header with the operator's key.
 pub const ADMIN_KEY_HEADER: &str = "x-admin-key";
@@ -58,7 +58,7 @@ pub enum Identity {
     /// Somebody who may do what operators do. Handlers need not know who, but their log lines say it.
     Operator(Operator),
     /// The holder of a token.
-    User(Arc<Claims>),
+    User(Arc<VerifiedClaims>),
     /// A caller that acts for a tenant.
     Tenant(TenantId),
 }
@@ -198,7 +198,7 @@ impl Auth {
     }
 
     /// Returns the claims of the request's token if it is valid.
-    fn claims(&self, headers: &HeaderMap) -> Option<Arc<Claims>> {
+    fn claims(&self, headers: &HeaderMap) -> Option<Arc<VerifiedClaims>> {
         bearer(headers).and_then(|token| self.tokens.verify(token))
     }
 

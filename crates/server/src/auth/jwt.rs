@@ -5,9 +5,12 @@ mod key_set;
 mod provider;
 mod verified_tokens;
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +41,22 @@ impl Claims {
     #[must_use]
     pub fn allows(&self, scope: &str) -> bool {
         self.scope.iter().any(|scopes| scopes.split(' ').any(|allowed| allowed == scope))
+    }
+}
+
+/// The claims of a token whose signature is valid, and the plan that it claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifiedClaims {
+    claims: Claims,
+    /// The claim that [`RequiredClaims::plan_claim`] names, as text.
+    pub plan: Option<Box<str>>,
+}
+
+impl Deref for VerifiedClaims {
+    type Target = Claims;
+
+    fn deref(&self) -> &Claims {
+        &self.claims
     }
 }
 
@@ -111,18 +130,24 @@ enum KeySource {
     Provider(Box<ProviderKeys>),
 }
 
-/// The claims that tokens must have, if they are set.
+/// The longest text of a claimed plan that is kept, in characters. No plan has so long a name.
+const PLAN_MAX: usize = 64;
+
+/// The claims that tokens must have, if they are set, and the one that may have a plan.
 #[derive(Clone, Debug, Default)]
 pub struct RequiredClaims {
     /// The issuer (`iss`).
     pub issuer: Option<String>,
     /// The audience (`aud`), alone or among others.
     pub audience: Option<String>,
+    /// The name of the claim that may have the user's plan.
+    pub plan_claim: Option<String>,
 }
 
 /// Keys, and the tokens that they have verified.
 struct KeySet {
     keys: Vec<VerificationKey>,
+    plan_claim: Option<String>,
     verified: VerifiedTokens,
 }
 
@@ -202,7 +227,7 @@ impl TokenVerifier {
 
     /// Returns the claims of a token if its signature is valid and it has not expired.
     #[must_use]
-    pub fn verify(&self, token: &str) -> Option<Arc<Claims>> {
+    pub fn verify(&self, token: &str) -> Option<Arc<VerifiedClaims>> {
         match &self.source {
             KeySource::Fixed(keys) => keys.verify(token),
             KeySource::Provider(provider) => provider.current().verify(token),
@@ -213,7 +238,7 @@ impl TokenVerifier {
 impl KeySet {
     fn new(keys: impl IntoIterator<Item = VerificationKey>, required: &RequiredClaims) -> Self {
         let keys = keys.into_iter().map(|key| key.requiring(required)).collect();
-        Self { keys, verified: VerifiedTokens::default() }
+        Self { keys, plan_claim: required.plan_claim.clone(), verified: VerifiedTokens::default() }
     }
 
     fn len(&self) -> usize {
@@ -225,13 +250,15 @@ impl KeySet {
         self.keys.iter().any(|key| key.id.as_deref() == Some(key_id))
     }
 
-    fn verify(&self, token: &str) -> Option<Arc<Claims>> {
+    fn verify(&self, token: &str) -> Option<Arc<VerifiedClaims>> {
         let now = jiff::Timestamp::now().as_second();
         let now_seconds = u64::try_from(now).unwrap_or(0);
         if let Some(claims) = self.verified.get(token, now_seconds) {
             return Some(claims);
         }
-        let claims = Arc::new(self.verify_signature(token, now)?);
+        let claims = self.verify_signature(token, now)?;
+        let plan = self.plan_claim.as_deref().and_then(|claim| read_plan(token, claim));
+        let claims = Arc::new(VerifiedClaims { claims, plan });
         self.verified.insert(token, &claims, now_seconds);
         Some(claims)
     }
@@ -253,6 +280,18 @@ impl KeySet {
     }
 }
 
+/// Returns a claim of a token that was verified, as text. One that is not a text is returned as JSON: it names no plan.
+fn read_plan(token: &str, claim: &str) -> Option<Box<str>> {
+    let body = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let mut body: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body).ok()?;
+    let text = match body.remove(claim)? {
+        serde_json::Value::Null => return None,
+        serde_json::Value::String(text) => text,
+        other => other.to_string(),
+    };
+    Some(text.chars().take(PLAN_MAX).collect())
+}
+
 impl VerificationKey {
     fn new(id: Option<String>, key: DecodingKey, algorithm: Algorithm) -> Self {
         Self { id, key, validation: validation(algorithm) }
@@ -262,7 +301,7 @@ impl VerificationKey {
         Self::new(None, DecodingKey::from_secret(secret.as_bytes()), Algorithm::HS256)
     }
 
-    fn requiring(mut self, RequiredClaims { issuer, audience }: &RequiredClaims) -> Self {
+    fn requiring(mut self, RequiredClaims { issuer, audience, .. }: &RequiredClaims) -> Self {
         if let Some(issuer) = issuer {
             self.validation.set_issuer(&[issuer]);
             self.validation.required_spec_claims.insert("iss".to_owned());

@@ -6,6 +6,7 @@ use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header::ALLOW;
 use http::{HeaderValue, Method, StatusCode};
+use weir_store::Error;
 
 use super::{CallerIdentity, GatewayError};
 use crate::app::App;
@@ -14,7 +15,7 @@ use crate::http::error::{ApiError, method_not_allowed};
 use crate::http::extract::User;
 use crate::http::rate_limit_headers::write_tier;
 use crate::peer::Peer;
-use crate::tier::service::Admission;
+use crate::tier::service::{Admission, TierCaller};
 
 /// The `Allow` header: every method but CONNECT, which asks for a tunnel to any host.
 const METHODS: &str = "GET,HEAD,POST,PUT,PATCH,DELETE,OPTIONS";
@@ -67,6 +68,12 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
             headers(("RateLimit")),
         ),
         (
+            status = 503,
+            description = "The limits cannot be decided: the user is new and there are as many as `rate_limit.keys_max` \
+                allows (with the rate limit headers, which say that nothing was spent), too many calls are waiting, or \
+                the server is shutting down. Nothing was forwarded.",
+        ),
+        (
             status = 504,
             description = "The upstream accepted no connection, or did not begin its response, in time.",
             headers(("RateLimit")),
@@ -86,10 +93,14 @@ pub(crate) async fn forward_call(
         let message = "The token names nobody; get one whose sub is a user";
         return Err(ApiError::unauthenticated(message, BEARER_CHALLENGE));
     }
-    let admission = app.tier.admit(&claims.sub).await?;
+    let caller = TierCaller { user: &claims.sub, plan_claim: claims.plan.as_deref() };
+    let admission = app.tier.admit(caller).await?;
     let mut response = match &admission {
         Admission::Denied { headers, message } => {
             ApiError::rate_limited(message, headers.retry_after_s.unwrap_or(1)).into_response()
+        }
+        Admission::NoRoom { keys_max, .. } => {
+            ApiError::from(Error::KeysExhausted { max: *keys_max }).into_response()
         }
         Admission::Allowed(_) | Admission::Disabled(_) => {
             let identity = CallerIdentity { peer: peer.as_deref(), user: &claims.sub };

@@ -199,12 +199,24 @@ fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
         Some(("duplicate field ", field)) => {
             ApiError::invalid_field(field.trim_end_matches('`'), "is there more than once")
         }
+        Some(("unknown field ", rest)) => {
+            let (field, expected) = rest.split_once("`, ").unwrap_or((rest, "expected another one"));
+            ApiError::invalid_field(&join(&path, field), format!("is not a field of this object, {expected}"))
+        }
         _ if text.starts_with("must ") => ApiError::invalid_field(&path, text),
         _ => match text.rsplit_once("expected ") {
             Some((_, expected)) => ApiError::invalid_field(&path, format!("must be {expected}")),
             None => ApiError::invalid_field(&path, format!("is not allowed: {text}")),
         },
     })
+}
+
+/// The path of a field of the object at `path`, which is `.` for the body itself.
+fn join(path: &str, field: &str) -> String {
+    match path.strip_suffix(field).map(|object| object.trim_end_matches('.')).unwrap_or(path) {
+        "" | "." => field.to_owned(),
+        object => format!("{object}.{field}"),
+    }
 }
 
 impl<T: Serialize> IntoResponse for Json<T> {

@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::sale_error::SaleError;
 use crate::app::App;
 use crate::auth::credentials::Identity;
-use crate::auth::jwt::Claims;
+use crate::auth::jwt::VerifiedClaims;
 use crate::peer::Peer;
 use crate::telemetry::request_context::LogIds;
 
@@ -25,7 +25,7 @@ pub(crate) struct Tenant(pub(crate) TenantId);
 
 /// The claims of the caller's token, on routes with `Credentials::Token`.
 #[derive(Clone, Debug)]
-pub(crate) struct User(pub(crate) Arc<Claims>);
+pub(crate) struct User(pub(crate) Arc<VerifiedClaims>);
 
 impl<S: Sync> FromRequestParts<S> for Tenant {
     type Rejection = ApiError;

@@ -23,6 +23,7 @@ use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, parse_limit};
+use crate::http::time::{EARLIEST, LATEST, parse_time};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -552,25 +553,12 @@ fn parse_slot_position(text: &str) -> Result<SlotPosition, ApiError> {
     Ok(SlotPosition { scheduled, event: Some(event) })
 }
 
-const EARLIEST: Timestamp = Timestamp::from_seconds(-62_135_596_800);
-/// The end of the year 9998: leaves room for slots that are later than the requested time.
-const LATEST: Timestamp = Timestamp::from_seconds(253_370_764_800);
-
 pub(crate) fn parse(request: AssignRequest) -> Result<Assign, ApiError> {
     let AssignRequest { event_id, config_name, requested_time } = request;
     Ok(Assign {
         event: EventId::parse(event_id).map_err(|problem| ApiError::invalid_field("eventId", problem))?,
         config: parse_config_name(&config_name)?,
         requested: parse_time("requestedTime", &requested_time)?,
-    })
-}
-
-fn parse_time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
-    let time = text.parse::<jiff::Timestamp>().ok();
-    let time = time.map(|time| Timestamp::from_micros(time.as_microsecond()));
-    time.filter(|time| (EARLIEST..LATEST).contains(time)).ok_or_else(|| {
-        let allowed = "must be an RFC 3339 time in the years 1 to 9998, such as 2026-01-01T12:00:00Z";
-        ApiError::invalid_field(field, allowed)
     })
 }
 

@@ -1,9 +1,11 @@
 //! What happens in tier: each event writes its log line.
 
-use weir_core::tier::{Plan, Tier, TierLimits};
+use prometheus_client::metrics::counter::Counter;
+use weir_core::tier::{Tier, TierLimits};
 use weir_core::{PolicyName, UserId};
+use weir_queue::rfc3339;
 use weir_store::Error;
-use weir_store::tier::PolicySpec;
+use weir_store::tier::{PolicySpec, SubscriptionTerms};
 
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
@@ -67,9 +69,9 @@ impl PolicyDeleted<'_> {
 /// An operator subscribed a user to a plan.
 pub(super) struct SubscriptionChanged<'a> {
     pub(super) user: &'a UserId,
-    pub(super) plan: Plan,
-    /// The plan as it was read just before.
-    pub(super) before: Option<Plan>,
+    pub(super) terms: SubscriptionTerms,
+    /// The subscription as it was read just before.
+    pub(super) before: Option<SubscriptionTerms>,
 }
 
 impl SubscriptionChanged<'_> {
@@ -81,8 +83,12 @@ impl SubscriptionChanged<'_> {
             callerScope = ids.caller_scope(),
             tenantId = ids.caller_tenant(),
             userId = %self.user,
-            plan = %self.plan,
-            before = self.before.map(display),
+            plan = %self.terms.plan,
+            expiresAt = self.terms.expires_at.map(|at| display(rfc3339(at))),
+            anchor = self.terms.anchor.map(display),
+            before = self.before.map(|before| display(before.plan)),
+            beforeExpiresAt = self.before.and_then(|before| before.expires_at).map(|at| display(rfc3339(at))),
+            beforeAnchor = self.before.and_then(|before| before.anchor).map(display),
             "a subscription was changed"
         );
     }
@@ -91,7 +97,7 @@ impl SubscriptionChanged<'_> {
 /// An operator ended a subscription.
 pub(super) struct SubscriptionEnded<'a> {
     pub(super) user: &'a UserId,
-    pub(super) before: Option<Plan>,
+    pub(super) before: Option<SubscriptionTerms>,
 }
 
 impl SubscriptionEnded<'_> {
@@ -103,7 +109,7 @@ impl SubscriptionEnded<'_> {
             callerScope = ids.caller_scope(),
             tenantId = ids.caller_tenant(),
             userId = %self.user,
-            before = self.before.map(display),
+            before = self.before.map(|before| display(before.plan)),
             "a subscription was ended"
         );
     }
@@ -133,6 +139,73 @@ impl TierChanged {
     }
 }
 
+/// An operator set the limits of a tier back to those of the settings.
+pub(super) struct TierReset {
+    pub(super) tier: Tier,
+    pub(super) limits: TierLimits,
+    /// The limits as this server knew them just before.
+    pub(super) before: TierLimits,
+}
+
+impl TierReset {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
+            tier = %self.tier,
+            limits = ?self.limits,
+            before = ?self.before,
+            "a tier was set back to the settings"
+        );
+    }
+}
+
+/// An operator switched the limits of AI calls on or off.
+pub(super) struct LimitsSwitched {
+    pub(super) is_enabled: bool,
+    /// As this server knew it just before.
+    pub(super) before: bool,
+}
+
+impl LimitsSwitched {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
+            enabled = self.is_enabled,
+            before = self.before,
+            "the limits of AI calls were switched"
+        );
+    }
+}
+
+/// A token names a plan that there is not. Written at most once a second, and counted each time.
+pub(super) struct UnknownPlanClaim<'a> {
+    pub(super) claimed: &'a str,
+    pub(super) counter: &'a Counter,
+}
+
+impl UnknownPlanClaim<'_> {
+    pub(super) fn emit(self) {
+        static TOKENS: LogThrottle = LogThrottle::new();
+        self.counter.inc();
+        if let Some(suppressed) = TOKENS.permit() {
+            tracing::warn!(
+                claimed = self.claimed,
+                suppressed,
+                "a token claims a plan that there is not; the free plan applies. Have its issuer use a plan of docs/tier.md, or \
+                 change tier.plan_claim"
+            );
+        }
+    }
+}
+
 /// The store did not return a user's plan. Written at most once a second.
 pub(super) struct PlanUnavailable<'a> {
     pub(super) error: &'a Error,
@@ -145,7 +218,8 @@ impl PlanUnavailable<'_> {
             tracing::warn!(
                 error = %self.error.with_causes(),
                 suppressed,
-                "cannot read the plan of a user; the free plan applies until the store answers"
+                "cannot read the plan of a user; until the store answers, the last known plan applies, else that of the \
+                 token's claim or the free plan"
             );
         }
     }
@@ -169,14 +243,42 @@ impl DefinitionSyncFailed<'_> {
     }
 }
 
-/// The store did not delete old holds.
-pub(super) struct HoldPurgeFailed<'a> {
+/// The subscriptions of users who have not called yet are known.
+pub(super) struct SubscriptionsPreloaded {
+    pub(super) count: usize,
+}
+
+impl SubscriptionsPreloaded {
+    pub(super) fn emit(self) {
+        tracing::info!(count = self.count, "read the subscriptions of the store");
+    }
+}
+
+/// The store did not return all subscriptions at the start.
+pub(super) struct PreloadFailed<'a> {
     pub(super) error: &'a Error,
 }
 
-impl HoldPurgeFailed<'_> {
+impl PreloadFailed<'_> {
     pub(super) fn emit(self) {
-        tracing::warn!(error = %self.error.with_causes(), "cannot delete expired holds; trying again");
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot read all subscriptions at the start; the others are read when their users call"
+        );
+    }
+}
+
+/// The store did not delete old holds or expired subscriptions.
+pub(super) struct PurgeFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl PurgeFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot delete expired holds and subscriptions; trying again"
+        );
     }
 }
 
@@ -198,6 +300,9 @@ impl HoldCorrectionFailed<'_> {
 
 #[cfg(test)]
 mod tests {
+    use weir_core::Timestamp;
+    use weir_core::tier::Plan;
+
     use super::*;
     use crate::telemetry::log_capture::capture;
 
@@ -205,9 +310,15 @@ mod tests {
     fn a_changed_subscription_is_logged_with_user_and_plan() {
         let user = UserId::parse("alice").unwrap();
         let lines = capture(|| {
-            SubscriptionChanged { user: &user, plan: Plan::ProMonthly, before: Some(Plan::Free) }.emit()
+            let terms = SubscriptionTerms {
+                expires_at: Some(Timestamp::from_seconds(1_767_225_600)),
+                anchor: "2026-01-31".parse().ok(),
+                ..Plan::ProMonthly.into()
+            };
+            SubscriptionChanged { user: &user, terms, before: Some(Plan::Free.into()) }.emit()
         });
         assert!(lines.contains("userId=alice") && lines.contains("plan=PRO_MONTHLY"), "{lines}");
-        assert!(lines.contains("before=FREE"), "{lines}");
+        assert!(lines.contains("expiresAt=2026-01-01T00:00:00Z anchor=2026-01-31"), "{lines}");
+        assert!(lines.contains("before=FREE") && !lines.contains("beforeExpiresAt"), "{lines}");
     }
 }

@@ -26,6 +26,8 @@ pub struct TierMetrics {
     pub check_failed: Counter,
     shadow_denied: Counter,
     decided_without_redis: Counter,
+    /// AI calls whose token claims a plan that there is not.
+    pub unknown_plan_claims: Counter,
     /// Keys whose last change is not saved yet.
     pub unsaved: Gauge,
     /// Since when changes cannot be saved, in seconds.
@@ -49,6 +51,7 @@ impl Default for TierMetrics {
             check_failed: counter(&checks, "failed"),
             shadow_denied: Counter::default(),
             decided_without_redis: Counter::default(),
+            unknown_plan_claims: Counter::default(),
             unsaved: Gauge::default(),
             unsaved_seconds: Gauge::default(),
             calls,
@@ -65,6 +68,8 @@ impl TierMetrics {
         r.register("tier_shadow_denied", shadow_denied, self.shadow_denied.clone());
         let without_redis = "Decisions made without Redis, because it did not answer";
         r.register("tier_decided_alone", without_redis, self.decided_without_redis.clone());
+        let unknown_plans = "AI calls whose token claims a plan that there is not";
+        r.register("tier_unknown_plan_claims", unknown_plans, self.unknown_plan_claims.clone());
         r.register("tier_unsaved", "Keys whose last change is not saved yet", self.unsaved.clone());
         let unsaved = "How long spending could not be saved, in seconds";
         r.register("tier_unsaved_seconds", unsaved, self.unsaved_seconds.clone());

@@ -5,6 +5,7 @@
 
 mod definition_sync;
 mod definitions;
+mod explanation;
 mod hold;
 mod limits;
 mod subscriptions;
@@ -15,21 +16,38 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
-use weir_core::tier::{DAILY, Decision, LimitState, Plan, Tier, TierHeaders, TierLimits, Tiers};
-use weir_core::{PolicyName, UserId};
-use weir_store::Result;
-use weir_store::tier::{LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
+use weir_core::tier::{DAILY, Decision, LimitState, Plan, Rule, Tier, TierHeaders, TierLimits, Tiers};
+use weir_core::{Clock, PolicyName, Timestamp, UserId};
+use weir_store::tier::{
+    LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, SubscriptionTerms, TierStore,
+};
+use weir_store::{Error, Result};
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
-pub(crate) use self::limits::{Check, CheckOutcome, CheckResult};
+pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
 use self::subscriptions::Subscriptions;
-use super::events::PolicyLeftOut;
+use super::events::{PolicyLeftOut, UnknownPlanClaim};
 use super::settings::TierSettings;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
 use crate::tier::metrics::TierMetrics;
+
+/// Who makes an AI call.
+#[derive(Clone, Copy, Debug)]
+pub struct TierCaller<'a> {
+    pub user: &'a str,
+    /// What the token says of the plan, in the claim that `tier.plan_claim` names.
+    pub plan_claim: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for TierCaller<'a> {
+    /// A user whose token says nothing of a plan.
+    fn from(user: &'a str) -> Self {
+        Self { user, plan_claim: None }
+    }
+}
 
 /// Whether an AI call is allowed, and the rate limit headers of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,13 +62,22 @@ pub enum Admission {
         /// The error message for the user.
         message: String,
     },
+    /// Denied because the user is new and there is no room for another one; nothing was spent.
+    NoRoom {
+        headers: TierHeaders,
+        /// The setting that bounds the number of users.
+        keys_max: usize,
+    },
 }
 
 impl Admission {
     #[must_use]
     pub const fn headers(&self) -> &TierHeaders {
         match self {
-            Self::Disabled(headers) | Self::Allowed(headers) | Self::Denied { headers, .. } => headers,
+            Self::Disabled(headers)
+            | Self::Allowed(headers)
+            | Self::Denied { headers, .. }
+            | Self::NoRoom { headers, .. } => headers,
         }
     }
 }
@@ -82,6 +109,7 @@ struct SharedState {
     definitions: Definitions,
     subscriptions: Subscriptions,
     timeout: Duration,
+    wall_clock: Arc<dyn Clock>,
 }
 
 impl Drop for TierService {
@@ -98,9 +126,10 @@ impl TierService {
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = Arc::clone(&engines.store.tiers);
         let shared = SharedState {
-            definitions: Definitions::new(Arc::clone(&store), settings.tier.tiers),
-            subscriptions: Subscriptions::new(Arc::clone(&store)),
+            definitions: Definitions::new(Arc::clone(&store), settings.tier.enabled, settings.tier.tiers),
+            subscriptions: Subscriptions::new(Arc::clone(&store), Arc::clone(&engines.store.steady_clock)),
             timeout: settings.http.timeout,
+            wall_clock: Arc::clone(&engines.store.wall_clock),
             store,
         };
         Self {
@@ -127,20 +156,42 @@ impl TierService {
         Ok(())
     }
 
+    /// The plan of a caller: that of the subscription, else that of the token's claim, else the free plan.
+    async fn plan(&self, caller: TierCaller<'_>) -> Plan {
+        if let Some(plan) = self.shared.subscriptions.plan(caller.user).await {
+            return plan;
+        }
+        let Some(claimed) = caller.plan_claim else { return Plan::Free };
+        claimed.parse().unwrap_or_else(|_unknown| {
+            UnknownPlanClaim { claimed, counter: &self.metrics.unknown_plan_claims }.emit();
+            Plan::Free
+        })
+    }
+
     /// Decides about a user's AI call: the day first, then the minute; both are spent or neither.
-    /// Fails when there is no room in memory for another user.
-    pub async fn admit(&self, user: &str) -> Result<Admission> {
-        let (plan, definitions) =
-            (self.shared.subscriptions.plan(user).await, self.shared.definitions.snapshot());
+    /// Fails when the limit store does not decide.
+    pub async fn admit(&self, caller: impl Into<TierCaller<'_>>) -> Result<Admission> {
+        let caller = caller.into();
+        let (plan, definitions) = (self.plan(caller).await, self.shared.definitions.snapshot());
         let limits = definitions.tiers().get(plan.tier());
-        if !self.settings.enabled {
+        if !definitions.is_enabled() {
             self.metrics.disabled.inc();
             return Ok(Admission::Disabled(TierHeaders::unlimited(limits)));
         }
-        let taken = self.limits.take_tier(&storable_name(user), definitions.rule(plan.tier()), 1).await;
+        let rule = definitions.rule(plan.tier());
+        let taken = self.limits.take_tier(&storable_name(caller.user), rule, 1).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.failed.inc();
-        })?;
+        });
+        let taken = match taken {
+            Err(Error::KeysExhausted { max: keys_max }) => {
+                // A user who is not in memory has spent nothing.
+                let (unspent, now) = (rule.rule.unspent(), Timestamp::EPOCH);
+                let headers = TierHeaders::after(limits, &unspent, &Decision::Allowed, now);
+                return Ok(Admission::NoRoom { headers, keys_max });
+            }
+            taken => taken?,
+        };
         let headers = TierHeaders::after(limits, &taken.spent, &taken.decision, taken.now);
         Ok(match taken.decision {
             Decision::Allowed => {
@@ -156,14 +207,14 @@ impl TierService {
 
     /// Returns a user's limits and what is left of them. Nothing is spent.
     /// Fails when the limit store does not answer.
-    pub async fn user_limits(&self, user: &str) -> Result<UserLimits> {
-        let (plan, definitions) =
-            (self.shared.subscriptions.plan(user).await, self.shared.definitions.snapshot());
+    pub async fn user_limits(&self, caller: impl Into<TierCaller<'_>>) -> Result<UserLimits> {
+        let caller = caller.into();
+        let (plan, definitions) = (self.plan(caller).await, self.shared.definitions.snapshot());
         let rule = definitions.rule(plan.tier());
-        let taken = self.limits.take_tier(&storable_name(user), rule, 0).await?;
+        let taken = self.limits.take_tier(&storable_name(caller.user), rule, 0).await?;
         let ([daily, minute], [daily_level, minute_level]) = (&rule.rule, &taken.spent);
         Ok(UserLimits {
-            enabled: self.settings.enabled,
+            enabled: definitions.is_enabled(),
             plan,
             limits: *definitions.tiers().get(plan.tier()),
             minute: minute.limit_state(minute_level, taken.now),
@@ -175,9 +226,20 @@ impl TierService {
         self.shared.subscriptions.read(user, self.shared.timeout).await
     }
 
+    /// The time of day, to tell times in the past.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.shared.wall_clock.now()
+    }
+
+    /// The subscriptions in order of user, starting after `after`.
+    pub async fn subscriptions(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<Subscription>> {
+        self.shared.subscriptions.list(after, limit, self.shared.timeout).await
+    }
+
     /// Subscribes a user to a plan: from the next call on this server, within five seconds on others.
-    pub async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
-        self.shared.subscriptions.put(user, plan, self.shared.timeout).await
+    pub async fn put_subscription(&self, user: &UserId, terms: SubscriptionTerms) -> Result<Subscription> {
+        self.shared.subscriptions.put(user, terms, self.shared.timeout).await
     }
 
     /// Ends a subscription; returns false if there is none.
@@ -193,6 +255,23 @@ impl TierService {
     /// Sets the limits of a tier: from the next call on this server, within five seconds on others.
     pub async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
         self.shared.definitions.put_tier(tier, limits, self.shared.timeout).await
+    }
+
+    /// Sets the limits of a tier back to those of the settings, at the same times, and returns them.
+    pub async fn reset_tier(&self, tier: Tier) -> Result<TierLimits> {
+        self.shared.definitions.delete_tier(tier, self.shared.timeout).await?;
+        Ok(*self.tiers().get(tier))
+    }
+
+    /// Whether AI calls are limited by plan.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.shared.definitions.snapshot().is_enabled()
+    }
+
+    /// Switches the limits of AI calls on or off: from the next call on this server, within five seconds on others.
+    pub async fn set_enabled(&self, is_enabled: bool) -> Result<()> {
+        self.shared.definitions.switch(is_enabled, self.shared.timeout).await
     }
 
     #[must_use]

@@ -20,6 +20,8 @@ pub struct TierSettings {
     pub tiers: Tiers,
     /// `rate_limit.keys_max`: how many keys may have spending in memory, of policies and of tiers each.
     pub keys_max: usize,
+    /// `tier.plan_claim`: the claim of tokens that has the plan of users without a subscription.
+    pub plan_claim: Option<String>,
     /// `[policies.<name>]`: created at the start, unless an operator has created one of the same name.
     pub policies: BTreeMap<PolicyName, PolicySpec>,
 }
@@ -65,9 +67,15 @@ impl TierSettings {
                 count(1_000_000_000),
                 "a number from 1 to 1000000000",
             )?,
+            plan_claim: reader.get("tier.plan_claim", None, claim_name, "the name of a claim of tokens")?,
             policies: policy::read_all(&reader.tables("policies"))?,
         })
     }
+}
+
+/// Empty: no claim.
+fn claim_name(text: &str) -> Option<Option<String>> {
+    Some((!text.is_empty()).then(|| text.to_owned()))
 }
 
 fn read_tier(reader: &mut SettingsReader, tier: Tier) -> Result<TierLimits, SettingError> {

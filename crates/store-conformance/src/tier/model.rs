@@ -111,7 +111,7 @@ impl LimitStore for NaiveLimits {
                 firsts.iter().position(|at| Some(*at) == first(ask)).expect("each key has a first position");
             (individual[at], after[at])
         });
-        Ok(LimitOutcome { decision, each: each.collect(), now })
+        Ok(LimitOutcome { decision, each: each.collect(), now, decided_alone: false })
     }
 
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::HoldId;
 use weir_core::tier::{HoldSettlement, Tier};
-use weir_store::tier::{LimitCheck, NewHold, Origin, PolicySpec, SpentRecord};
+use weir_core::{Clock, HoldId};
+use weir_store::tier::{LimitCheck, NewHold, Origin, PolicySpec, SpentRecord, SubscriptionTerms};
 
 use super::fixtures::{
     MINUTE, PRO, bucket, call, fixed, policy, policy_name, remaining, remaining_of_tier, sliding, take,
@@ -46,8 +46,10 @@ pub async fn a_forgotten_key_stays_forgotten_after_a_restart<H: HasLimits>() {
 pub async fn definitions_and_holds_survive_a_restart<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
-    store.put_subscription(&user("u"), PRO).await.expect("an answer");
+    let terms = SubscriptionTerms { expires_at: Some(h.clock().now().plus(MINUTE)), ..PRO.into() };
+    store.put_subscription(&user("u"), terms).await.expect("an answer");
     store.put_tier(Tier::Pro, Tier::Business.defaults()).await.expect("an answer");
+    store.put_limits_enabled(false).await.expect("an answer");
     let spec = PolicySpec::plain(fixed(5));
     let policy = store.put_policy(&policy_name("p"), &spec, Origin::Operator).await.expect("an answer");
     let (id, now) = (HoldId::new(crate::START, [1; 10]), crate::START);
@@ -57,7 +59,8 @@ pub async fn definitions_and_holds_survive_a_restart<H: HasLimits>() {
     drop(store);
     let h = h.reopen().await;
     let store = h.definitions().expect("the engine has definitions");
-    assert_eq!(store.subscription(&user("u")).await.expect("an answer").map(|s| s.plan), Some(PRO));
+    assert_eq!(store.subscription(&user("u")).await.expect("an answer").map(|s| s.terms), Some(terms));
+    assert_eq!(store.limits_enabled().await.expect("an answer"), Some(false));
     assert_eq!(store.tiers().await.expect("an answer"), [(Tier::Pro, Tier::Business.defaults())]);
     assert_eq!(store.policies().await.expect("an answer"), Vec::from_iter(policy));
     let settled = store.settle_hold(id, 4).await.expect("an answer").expect("the row exists");

@@ -30,7 +30,12 @@ impl RedisLimits {
         let local: Vec<LimitCheck<'_>> = local_indices.iter().map(|index| checks[*index]).collect();
         // If a closed policy denies, the others are not spent.
         let taken = if local.is_empty() {
-            LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now: self.shared.clock.now() }
+            LimitOutcome {
+                decision: Decision::Allowed,
+                each: Vec::new(),
+                now: self.shared.clock.now(),
+                decided_alone: true,
+            }
         } else {
             self.shared.local.take(&local, peek || closed.is_some()).await?
         };
@@ -53,7 +58,7 @@ impl RedisLimits {
             }
             (None, Decision::Allowed) => Decision::Allowed,
         };
-        Ok(LimitOutcome { decision, each, now: taken.now })
+        Ok(LimitOutcome { decision, each, now: taken.now, decided_alone: true })
     }
 
     pub(super) async fn take_tier_without_redis(

@@ -8,3 +8,4 @@ mod hold;
 mod plans;
 mod policy;
 mod redis;
+mod subscriptions;

@@ -1,6 +1,3 @@
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-
 use super::*;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -29,7 +26,7 @@ fn jwks_verifier() -> TokenVerifier {
 fn a_signed_token_verifies() {
     let token = sign(SECRET, &claims(FAR_FUTURE)).unwrap();
     let verified = from_secret(SECRET).verify(&token).unwrap();
-    assert_eq!(*verified, claims(FAR_FUTURE));
+    assert_eq!(**verified, claims(FAR_FUTURE));
     assert!(verified.allows("requests:read") && !verified.allows("requests") && !verified.allows(""));
 }
 
@@ -51,6 +48,32 @@ fn expired_forged_and_unsigned_tokens_are_refused() {
     for garbage in ["", ".", "..", "a.b.c", "\u{0}"] {
         assert!(verifier.verify(garbage).is_none());
     }
+}
+
+#[test]
+fn the_plan_of_a_token_is_that_of_the_named_claim() {
+    let claim = "https://shop.example/plan";
+    let required = RequiredClaims { plan_claim: Some(claim.to_owned()), ..RequiredClaims::default() };
+    let (with_claim, without) = (TokenVerifier::from_secret(SECRET, &required), from_secret(SECRET));
+    let long = "x".repeat(PLAN_MAX + 1);
+    for (value, plan) in [
+        (serde_json::json!("PRO_MONTHLY"), Some("PRO_MONTHLY")),
+        (serde_json::json!(""), Some("")),
+        (serde_json::json!(null), None),
+        (serde_json::json!(["PRO_MONTHLY"]), Some("[\"PRO_MONTHLY\"]")),
+        (serde_json::json!(long), Some(&long[1..])),
+    ] {
+        let body =
+            serde_json::json!({"sub": "a", "exp": FAR_FUTURE, claim: value, "plan": "BUSINESS_YEARLY"});
+        let key = EncodingKey::from_secret(SECRET.as_bytes());
+        let token = encode(&Header::new(Algorithm::HS256), &body, &key).unwrap();
+        for _ in 0..2 {
+            assert_eq!(with_claim.verify(&token).unwrap().plan.as_deref(), plan, "{value}");
+        }
+        assert_eq!(without.verify(&token).unwrap().plan, None);
+    }
+    let token = sign(SECRET, &claims(FAR_FUTURE)).unwrap();
+    assert_eq!(with_claim.verify(&token).unwrap().plan, None);
 }
 
 #[test]
@@ -143,7 +166,7 @@ fn a_token_with_critical_extensions_is_refused() {
 fn a_required_issuer_and_audience_must_be_named() {
     let verifier = |issuer: Option<&str>, audience: Option<&str>| {
         let [issuer, audience] = [issuer, audience].map(|text| text.map(str::to_owned));
-        TokenVerifier::from_secret(SECRET, &RequiredClaims { issuer, audience })
+        TokenVerifier::from_secret(SECRET, &RequiredClaims { issuer, audience, plan_claim: None })
     };
     let token = |more: serde_json::Value| {
         let mut body = serde_json::json!({"sub": "a", "exp": FAR_FUTURE});
@@ -170,7 +193,7 @@ fn a_required_issuer_and_audience_must_be_named() {
     assert!(verifier(Some("x"), None).verify(&token(anybody.clone())).is_some());
     assert!(verifier(None, Some("y")).verify(&token(anybody)).is_some());
     let own = sign_for(SECRET, &claims(FAR_FUTURE), Some("https://login.example"), Some("weir")).unwrap();
-    assert_eq!(both.verify(&own).as_deref(), Some(&claims(FAR_FUTURE)));
+    assert_eq!(both.verify(&own).as_deref().map(|verified| &**verified), Some(&claims(FAR_FUTURE)));
 }
 
 #[test]
@@ -222,7 +245,10 @@ fn a_verified_token_does_not_make_others_valid() {
     let verifier = from_secret(SECRET);
     let genuine = sign(SECRET, &claims(FAR_FUTURE)).unwrap();
     for _ in 0..2 {
-        assert_eq!(verifier.verify(&genuine).as_deref(), Some(&claims(FAR_FUTURE)));
+        assert_eq!(
+            verifier.verify(&genuine).as_deref().map(|verified| &**verified),
+            Some(&claims(FAR_FUTURE))
+        );
     }
     let (payload, signature) = genuine.rsplit_once('.').unwrap();
     let forged = sign("another secret of 32 bytes or more", &claims(FAR_FUTURE)).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use weir_store::BoundedCache;
 
-use super::{Claims, LEEWAY_SECONDS};
+use super::{LEEWAY_SECONDS, VerifiedClaims};
 
 const SHARDS: usize = 16;
 /// Tokens per shard.
@@ -18,7 +18,7 @@ const BYTES_MAX: usize = 4_096;
 
 pub(super) struct VerifiedTokens {
     /// Keys are tokens with a valid signature, so callers cannot choose keys that collide. A fast hash is safe.
-    cache: BoundedCache<Box<str>, Arc<Claims>, foldhash::fast::RandomState>,
+    cache: BoundedCache<Box<str>, Arc<VerifiedClaims>, foldhash::fast::RandomState>,
 }
 
 impl Default for VerifiedTokens {
@@ -29,11 +29,11 @@ impl Default for VerifiedTokens {
 
 impl VerifiedTokens {
     /// Returns the claims of a token that was verified before and has not expired.
-    pub(super) fn get(&self, token: &str, now_seconds: u64) -> Option<Arc<Claims>> {
+    pub(super) fn get(&self, token: &str, now_seconds: u64) -> Option<Arc<VerifiedClaims>> {
         self.cache.get(token, |claims| !is_expired(claims, now_seconds))
     }
 
-    pub(super) fn insert(&self, token: &str, claims: &Arc<Claims>, now_seconds: u64) {
+    pub(super) fn insert(&self, token: &str, claims: &Arc<VerifiedClaims>, now_seconds: u64) {
         if token.len() <= BYTES_MAX {
             let (claims, version) = (Arc::clone(claims), self.cache.version());
             self.cache.insert(token.into(), claims, version, |claims| !is_expired(claims, now_seconds));
@@ -42,16 +42,18 @@ impl VerifiedTokens {
 }
 
 /// The same rule as in the verification of a token.
-const fn is_expired(claims: &Claims, now_seconds: u64) -> bool {
+fn is_expired(claims: &VerifiedClaims, now_seconds: u64) -> bool {
     claims.exp.saturating_add(LEEWAY_SECONDS) < now_seconds
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Claims;
     use super::*;
 
-    fn claims(exp: u64) -> Arc<Claims> {
-        Arc::new(Claims { sub: "a@b.c".into(), exp, tenant_id: None, scope: Some("x".into()) })
+    fn claims(exp: u64) -> Arc<VerifiedClaims> {
+        let claims = Claims { sub: "a@b.c".into(), exp, tenant_id: None, scope: Some("x".into()) };
+        Arc::new(VerifiedClaims { claims, plan: None })
     }
 
     #[test]

@@ -75,6 +75,10 @@ text!(
     Time, "2026-06-01T12:00:00Z", format(SchemaFormat::KnownFormat(KnownFormat::DateTime)), pattern("^(?!0000|9999)")
 );
 text!(
+    /// A calendar day in the years 1 to 9999.
+    Day, "2026-01-31", format(SchemaFormat::KnownFormat(KnownFormat::Date)), pattern("^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}$")
+);
+text!(
     /// An ISO 8601 duration of fixed length, such as `PT4S`, `PT0.25S` or `P1D`: whole milliseconds from 1 ms to 366
     /// days. A day is 24 hours and a week 7 days; months and years have no fixed length and are refused.
     FixedDuration, "PT1M", pattern("^[Pp]([0-9]+[Ww])?([0-9]+[Dd])?([Tt]([0-9]+[Hh])?([0-9]+[Mm])?([0-9]+([.,][0-9]+)?[Ss])?)?$")

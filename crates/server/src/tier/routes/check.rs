@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::http::openapi::schema;
-use crate::tier::service::{Check, CheckOutcome, CheckResult};
+use crate::tier::service::{Check, CheckOptions, CheckOutcome, CheckResult};
 
 /// The most keys of one decision, which locks all of them.
 const CHECKS_MAX: usize = 64;
@@ -30,6 +30,9 @@ pub(crate) struct CheckRequest {
     /// Whether to decide without spending.
     #[serde(default)]
     peek: bool,
+    /// Whether each item of the answer says why, in a sentence for people.
+    #[serde(default)]
+    explain: bool,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -83,6 +86,10 @@ struct CheckItemResponse {
     /// Until the limit is fully refilled.
     #[schema(examples(60_000))]
     reset_after_ms: u64,
+    /// With `explain`: which limit decided, how it stood, and when it would allow. The wording may change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    explanation: Option<String>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -142,14 +149,16 @@ pub(crate) async fn check_limits(
     let checks = request.checks.iter();
     let checks: Vec<Check<'_>> =
         checks.map(|item| Check { policy: &item.policy, key: &item.key, cost: item.cost.0 }).collect();
-    let decision = match app.tier.check(&checks, request.peek).await? {
+    let options = CheckOptions { peek: request.peek, explain: request.explain };
+    let decision = match app.tier.check(&checks, options).await? {
         CheckOutcome::Decided(decision) => decision,
         CheckOutcome::UnknownPolicy(at) => {
             return Err(unknown_policy(checks.get(at).map_or("", |c| c.policy)));
         }
     };
+    let mut explanations = decision.explanations.into_iter().flatten();
     let items = request.checks.into_iter().zip(decision.checks);
-    let items = items.map(|(item, result)| describe(item, &result));
+    let items = items.map(|(item, result)| describe(item, &result, explanations.next()));
     Ok(Json(CheckResponse { allowed: decision.allowed, checks: items.collect() }))
 }
 
@@ -185,7 +194,7 @@ pub(super) fn parse_key(field: &str, key: &str) -> Result<(), ApiError> {
     check_name(key).map_err(|problem: NameError| ApiError::invalid_field(field, problem))
 }
 
-fn describe(item: CheckItem, result: &CheckResult) -> CheckItemResponse {
+fn describe(item: CheckItem, result: &CheckResult, explanation: Option<String>) -> CheckItemResponse {
     CheckItemResponse {
         policy: item.policy,
         key: item.key,
@@ -194,6 +203,7 @@ fn describe(item: CheckItem, result: &CheckResult) -> CheckItemResponse {
         remaining: result.limit_state.remaining,
         retry_after_ms: result.retry_after.map(millis_up),
         reset_after_ms: millis_up(result.limit_state.reset_after),
+        explanation,
     }
 }
 

@@ -26,7 +26,7 @@ use crate::tier::events::{PolicyChanged, PolicyDeleted};
 use crate::tier::settings::policy_input::PolicyFields;
 
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PolicyRequest {
     kind: Option<String>,
     limit: Option<serde_json::Value>,
@@ -42,6 +42,7 @@ pub(crate) struct PolicyRequest {
 
 /// The proxy's descriptors to which the policy applies over gRPC.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = PolicyMatch)]
 struct MatchBody {
     #[schema(

@@ -1,4 +1,4 @@
-//! The background task of tier: applies changes made on other servers, and deletes old holds.
+//! The background task of tier: applies changes made on other servers, and deletes old holds and expired subscriptions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use weir_store::Result;
 use weir_store::tier::{ChangedDefinition, DefinitionChanges, TierStore};
 
 use super::SharedState;
-use crate::tier::events::{DefinitionSyncFailed, HoldPurgeFailed};
+use crate::tier::events::{DefinitionSyncFailed, PreloadFailed, PurgeFailed, SubscriptionsPreloaded};
 
 /// How often the store is polled for changes: they apply here within five seconds, even if one poll fails.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often old holds are deleted, and how many in one call.
+/// How often old holds and expired subscriptions are deleted, and how many in one call.
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 const PURGE_BATCH: usize = 1_000;
 /// How long a hold is stored after it has expired: until then, settling it again returns the same answer.
@@ -20,6 +20,12 @@ const HOLD_RETENTION: Duration = Duration::from_secs(24 * 3_600);
 /// Runs until the service stops. `since` is the version of the definitions that are loaded.
 pub(super) async fn run(shared: Arc<SharedState>, since: i64) {
     let (mut since, mut purged_at) = (since, Instant::now());
+    if shared.store.is_shared() {
+        match shared.subscriptions.preload(shared.timeout).await {
+            Ok(count) => SubscriptionsPreloaded { count }.emit(),
+            Err(error) => PreloadFailed { error: &error }.emit(),
+        }
+    }
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
         if shared.store.is_shared() {
@@ -31,7 +37,7 @@ pub(super) async fn run(shared: Arc<SharedState>, since: i64) {
         if purged_at.elapsed() >= PURGE_INTERVAL {
             purged_at = Instant::now();
             if let Err(error) = purge(&*shared.store).await {
-                HoldPurgeFailed { error: &error }.emit();
+                PurgeFailed { error: &error }.emit();
             }
         }
     }
@@ -44,7 +50,7 @@ async fn apply_changes(shared: &SharedState, since: i64) -> Result<i64> {
         None => {
             // The changes in between are no longer in the store, so everything is loaded again.
             let current = shared.store.changes_since(None).await?.version;
-            shared.subscriptions.invalidate_all();
+            shared.subscriptions.mark_all();
             shared.definitions.load(shared.timeout).await?;
             return Ok(current.max(version));
         }
@@ -54,7 +60,7 @@ async fn apply_changes(shared: &SharedState, since: i64) -> Result<i64> {
             }
             for change in &changed {
                 if let ChangedDefinition::Subscription(user) = change {
-                    shared.subscriptions.invalidate(user.as_str());
+                    shared.subscriptions.mark(user.as_str());
                 }
             }
         }
@@ -63,6 +69,7 @@ async fn apply_changes(shared: &SharedState, since: i64) -> Result<i64> {
 }
 
 async fn purge(store: &dyn TierStore) -> Result<()> {
+    while store.purge_subscriptions(PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
     while store.purge_holds(HOLD_RETENTION, PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Tiers and policies, cached in memory and loaded again when they change.
+//! Tiers, policies and the switch of tier, cached in memory and loaded again when they change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ use crate::engines::within;
 /// All tiers and policies at one time.
 #[derive(Debug)]
 pub(super) struct DefinitionSnapshot {
+    /// Whether AI calls are limited by plan.
+    is_enabled: bool,
     tiers: Tiers,
     rules: [Arc<ScopedRule<TierRule>>; Tier::ALL.len()],
     policies: HashMap<Box<str>, Arc<Policy>>,
@@ -22,7 +24,7 @@ pub(super) struct DefinitionSnapshot {
 }
 
 impl DefinitionSnapshot {
-    fn new(tiers: Tiers, policies: Vec<Policy>) -> Self {
+    fn new(is_enabled: bool, tiers: Tiers, policies: Vec<Policy>) -> Self {
         let rules = Tier::ALL.map(|tier| {
             let rule = tiers.get(tier).rule();
             Arc::new(ScopedRule { scope: TIER_SCOPE, rule })
@@ -35,7 +37,11 @@ impl DefinitionSnapshot {
             }
         }
         let policies = policies.into_iter().map(|policy| (policy.name.as_str().into(), policy)).collect();
-        Self { tiers, rules, policies, matched }
+        Self { is_enabled, tiers, rules, policies, matched }
+    }
+
+    pub(super) const fn is_enabled(&self) -> bool {
+        self.is_enabled
     }
 
     pub(super) const fn tiers(&self) -> &Tiers {
@@ -68,17 +74,17 @@ impl DefinitionSnapshot {
 /// The current snapshot, and the store it is loaded from.
 pub(super) struct Definitions {
     store: Arc<dyn TierStore>,
-    /// The tiers of the settings.
-    default: Tiers,
+    /// The switch and the tiers of the settings.
+    default: (bool, Tiers),
     current: RwLock<Arc<DefinitionSnapshot>>,
     /// Held during a load, so that an older load cannot overwrite a newer one.
     loading: tokio::sync::Mutex<()>,
 }
 
 impl Definitions {
-    pub(super) fn new(store: Arc<dyn TierStore>, default: Tiers) -> Self {
-        let current = RwLock::new(Arc::new(DefinitionSnapshot::new(default, Vec::new())));
-        Self { store, default, current, loading: tokio::sync::Mutex::default() }
+    pub(super) fn new(store: Arc<dyn TierStore>, is_enabled: bool, tiers: Tiers) -> Self {
+        let current = RwLock::new(Arc::new(DefinitionSnapshot::new(is_enabled, tiers, Vec::new())));
+        Self { store, default: (is_enabled, tiers), current, loading: tokio::sync::Mutex::default() }
     }
 
     pub(super) fn snapshot(&self) -> Arc<DefinitionSnapshot> {
@@ -88,19 +94,33 @@ impl Definitions {
     /// Loads everything from the store.
     pub(super) async fn load(&self, timeout: Duration) -> Result<()> {
         let _loading = self.loading.lock().await;
-        let (changed_tiers, policies) =
-            within(timeout, async { Ok((self.store.tiers().await?, self.store.policies().await?)) }).await?;
-        let mut tiers = self.default;
+        let read = async {
+            let store = &self.store;
+            Ok((store.limits_enabled().await?, store.tiers().await?, store.policies().await?))
+        };
+        let (switched, changed_tiers, policies) = within(timeout, read).await?;
+        let (is_enabled, mut tiers) = self.default;
         for (tier, limits) in changed_tiers {
             tiers.set(tier, limits);
         }
-        *self.current.write() = Arc::new(DefinitionSnapshot::new(tiers, policies));
+        let is_enabled = switched.unwrap_or(is_enabled);
+        *self.current.write() = Arc::new(DefinitionSnapshot::new(is_enabled, tiers, policies));
         Ok(())
     }
 
     pub(super) async fn put_tier(&self, tier: Tier, limits: TierLimits, timeout: Duration) -> Result<()> {
         let put = within(timeout, self.store.put_tier(tier, limits)).await;
         self.load_after(put, timeout).await
+    }
+
+    pub(super) async fn delete_tier(&self, tier: Tier, timeout: Duration) -> Result<()> {
+        let deleted = within(timeout, self.store.delete_tier(tier)).await;
+        self.load_after(deleted, timeout).await
+    }
+
+    pub(super) async fn switch(&self, is_enabled: bool, timeout: Duration) -> Result<()> {
+        let switched = within(timeout, self.store.put_limits_enabled(is_enabled)).await;
+        self.load_after(switched, timeout).await
     }
 
     /// Loads everything after a change, also after one that failed: the store may have made it all the same.

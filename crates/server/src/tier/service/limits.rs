@@ -9,6 +9,7 @@ use weir_store::Result;
 use weir_store::tier::{LimitCheck, Policy};
 
 use super::TierService;
+use super::explanation::Explained;
 
 /// One key of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,17 @@ pub struct CheckDecision {
     pub allowed: bool,
     /// The result of each key, in the order of the checks.
     pub checks: Vec<CheckResult>,
+    /// A sentence for each key that says why, if that was asked for.
+    pub explanations: Option<Vec<String>>,
+}
+
+/// How a check is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// Whether to decide without spending.
+    pub peek: bool,
+    /// Whether to say why.
+    pub explain: bool,
 }
 
 /// The result for one key.
@@ -63,7 +75,7 @@ impl CheckResult {
 impl TierService {
     /// Spends for all checks or for none; with `peek`, never.
     /// Fails when the limit store does not answer.
-    pub async fn check(&self, checks: &[Check<'_>], peek: bool) -> Result<CheckOutcome> {
+    pub async fn check(&self, checks: &[Check<'_>], options: CheckOptions) -> Result<CheckOutcome> {
         let definitions = self.shared.definitions.snapshot();
         let mut asks = Vec::with_capacity(checks.len());
         for (at, check) in checks.iter().enumerate() {
@@ -72,12 +84,16 @@ impl TierService {
             };
             asks.push(LimitCheck { policy, key: check.key, cost: check.cost });
         }
-        self.decide(&asks, peek).await.map(CheckOutcome::Decided)
+        self.decide_with(&asks, options).await.map(CheckOutcome::Decided)
     }
 
     /// As [`TierService::check`], for policies that were looked up before.
     pub async fn decide(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<CheckDecision> {
-        let taken = self.limits.take(asks, peek).await;
+        self.decide_with(asks, CheckOptions { peek, explain: false }).await
+    }
+
+    async fn decide_with(&self, asks: &[LimitCheck<'_>], options: CheckOptions) -> Result<CheckDecision> {
+        let taken = self.limits.take(asks, options.peek).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.check_failed.inc();
         })?;
@@ -89,7 +105,10 @@ impl TierService {
         self.metrics.count_check(allowed, results.clone().filter(is_shadow_denied).count() as u64);
         let checks =
             results.map(|(ask, (decision, spent))| CheckResult::new(ask.policy, *decision, spent, taken.now));
-        Ok(CheckDecision { allowed, checks: checks.collect() })
+        let checks: Vec<_> = checks.collect();
+        let explained = Explained { asks, taken: &taken, results: &checks, peek: options.peek };
+        let explanations = options.explain.then(|| explained.sentences());
+        Ok(CheckDecision { allowed, checks, explanations })
     }
 
     /// Gives back spending, up to the limit. Returns the key's state after that, or `None` for an unknown policy.

@@ -59,7 +59,7 @@ impl ServiceFixture {
 
     async fn check(&self, checks: &[(&str, &str, u32)]) -> CheckDecision {
         let checks: Vec<_> = checks.iter().map(|&(policy, key, cost)| Check { policy, key, cost }).collect();
-        match self.service.check(&checks, false).await.unwrap() {
+        match self.service.check(&checks, CheckOptions::default()).await.unwrap() {
             CheckOutcome::Decided(decision) => decision,
             CheckOutcome::UnknownPolicy(at) => panic!("the policy at {at} is unknown"),
         }
@@ -70,7 +70,7 @@ impl ServiceFixture {
     }
 
     async fn subscribe(&self, user: &str, plan: Plan) {
-        self.service.put_subscription(&UserId::parse(user).unwrap(), plan).await.unwrap();
+        self.service.put_subscription(&UserId::parse(user).unwrap(), plan.into()).await.unwrap();
     }
 }
 
@@ -193,7 +193,7 @@ async fn a_check_of_several_keys_spends_all_or_none() {
     let above = fixture.check(&[("few", "other", 2)]).await;
     assert_eq!((above.allowed, above.checks[0].retry_after), (false, None));
     let unknown = [Check { policy: "many", key: "k", cost: 1 }, Check { policy: "none", key: "k", cost: 1 }];
-    let outcome = fixture.service.check(&unknown, false).await.unwrap();
+    let outcome = fixture.service.check(&unknown, CheckOptions::default()).await.unwrap();
     assert_eq!(outcome, CheckOutcome::UnknownPolicy(1));
     assert_eq!(fixture.remaining("many", "k").await, 6);
     let twice = fixture.check(&[("many", "k", 4), ("many", "k", 3)]).await;
@@ -257,6 +257,65 @@ async fn a_refund_stops_at_the_limit_and_a_reset_forgets_all_spending() {
     assert!(fixture.service.reset_key("p", "k").await.unwrap());
     assert_eq!(fixture.remaining("p", "k").await, 5);
     assert_eq!(fixture.service.refund("none", "k", 1).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_explanation_says_which_limit_decided_how_it_stood_and_when_it_would_allow() {
+    let data = tempfile::tempdir().unwrap();
+    let fixture = fixture(data.path()).await;
+    let window = |kind: &str| PolicyFields {
+        kind: Some(kind.to_owned()),
+        limit: Some(2),
+        window: Some("PT1M".to_owned()),
+        ..PolicyFields::default()
+    };
+    fixture.put("fixed", window("fixed_window").into_spec().unwrap()).await;
+    fixture.put("sliding", window("sliding_window").into_spec().unwrap()).await;
+    fixture.put("bucket", bucket(2, 5)).await;
+    fixture.put("watch", PolicySpec { shadow: true, ..bucket(1, 1) }).await;
+    let explain = async |checks: &[(&str, &str, u32)], peek| {
+        let checks: Vec<_> = checks.iter().map(|&(policy, key, cost)| Check { policy, key, cost }).collect();
+        let options = CheckOptions { peek, explain: true };
+        match fixture.service.check(&checks, options).await.unwrap() {
+            CheckOutcome::Decided(decision) => decision.explanations.unwrap(),
+            CheckOutcome::UnknownPolicy(at) => panic!("the policy at {at} is unknown"),
+        }
+    };
+    let later = "if nothing else is spent until then";
+    for (policy, rule, back, retry) in [
+        ("fixed", "2 in each window of PT1M", "60.000", "60.000"),
+        // The window began 20 s ago. What is spent in it still counts in the next one, less and less.
+        ("sliding", "2 in any span of PT1M", "100.000", "70.000"),
+        ("bucket", "2 at once and 5 more every PT1M", "24.000", "12.000"),
+    ] {
+        let asked = [(policy, "k", 1), (policy, "k", 1)];
+        let would = format!("Policy {policy} allows {rule}; 2 would fit, 2 of 2 left, nothing is spent.");
+        assert_eq!(explain(&asked, true).await, [would.clone(), would], "the same key adds up");
+        let spent =
+            format!("Policy {policy} allows {rule}; 2 is spent, 0 of 2 left, all of it again in {back} s.");
+        assert_eq!(explain(&asked, false).await, [spent.clone(), spent]);
+        let denied = format!(
+            "Policy {policy} allows {rule}; with 0 of 2 left it has no room for 1 and decided: \
+             it would allow that in {retry} s, {later}."
+        );
+        assert_eq!(explain(&asked[..1], false).await, [denied]);
+        let never = format!(
+            "Policy {policy} allows {rule}; with 0 of 2 left it has no room for 3 and decided: \
+             it never has, the cost is above the limit."
+        );
+        assert_eq!(explain(&[(policy, "k", 3)], false).await, [never]);
+        let none = explain(&[(policy, "k", 0)], false).await;
+        assert!(none[0].contains("nothing is asked for, 0 of 2 left, all of it again in"), "{none:?}");
+    }
+    let both = explain(&[("bucket", "other", 1), ("fixed", "k", 1), ("watch", "w", 2)], false).await;
+    assert!(
+        both[0].ends_with("; 1 would fit, 2 of 2 left, but policy fixed denied key k: nothing is spent."),
+        "{both:?}"
+    );
+    assert!(both[1].contains("and decided: "), "{both:?}");
+    assert!(both[2].ends_with("It only observes, so it denies nothing."), "{both:?}");
+    let plain = fixture.check(&[("bucket", "other", 1)]).await;
+    assert_eq!(plain.explanations, None);
 }
 
 /// Anyone who knows the id of a hold may settle it, so ids must not be predictable.

@@ -35,6 +35,29 @@ async fn a_check_of_several_keys_is_all_or_nothing(store: Store) {
     assert_eq!(remaining(&operator, "many", "a").await, 0);
 }
 
+async fn a_check_explains_itself_when_asked(store: Store) {
+    let server = Running::start(store).await;
+    let operator = server.operator();
+    put_policy(&operator, "few", slow_bucket(1)).await;
+    let checks = json!([{"policy": "few", "key": "k"}]);
+    let explain = async |explain: Value| {
+        let body = json!({"checks": checks, "explain": explain});
+        operator.post("/v1/check", &body).await.unwrap()
+    };
+    let first = explain(json!(true)).await.json();
+    let sentence = first["checks"][0]["explanation"].as_str().unwrap();
+    assert!(sentence.contains("1 is spent, 0 of 1 left"), "{sentence}");
+    let denied = explain(json!(true)).await.json();
+    let sentence = denied["checks"][0]["explanation"].as_str().unwrap();
+    assert!(sentence.starts_with("Policy few allows 1 at once and 1 more every P"), "{sentence}");
+    assert!(sentence.contains("and decided: it would allow that in "), "{sentence}");
+    assert_eq!(denied["allowed"], false);
+    for body in [explain(json!(false)).await.json(), check(&operator, checks.clone()).await] {
+        assert_eq!(body["checks"][0].get("explanation"), None);
+    }
+    expect_error(&explain(json!("yes")).await, 400, "INVALID_REQUEST", "explain");
+}
+
 async fn a_peek_spends_nothing(store: Store) {
     let server = Running::start(store).await;
     let operator = server.operator();
@@ -107,6 +130,7 @@ async fn parallel_checks_of_one_key_allow_exactly_its_limit(store: Store) {
 }
 
 on_each_engine!(
+    a_check_explains_itself_when_asked,
     a_check_of_several_keys_is_all_or_nothing,
     a_peek_spends_nothing,
     an_invalid_check_is_400_and_names_the_field,

@@ -1,5 +1,6 @@
 //! Callers, policies and checks, for tests of tier.
 
+use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
@@ -18,6 +19,15 @@ pub(super) fn bearing(weir: &Weir, user: &str, scope: Option<&str>) -> Client {
     let claims =
         Claims { sub: user.to_owned(), exp: FAR_FUTURE, tenant_id: None, scope: scope.map(str::to_owned) };
     let token = jwt::sign(&secret, &claims).unwrap();
+    Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
+}
+
+/// A client with a token for `user` that has this claim.
+pub(super) fn claiming(weir: &Weir, user: &str, claim: &str, value: Value) -> Client {
+    let secret = std::fs::read_to_string(weir.data_dir().join("jwt.secret")).unwrap();
+    let claims = json!({"sub": user, "exp": FAR_FUTURE, claim: value});
+    let key = EncodingKey::from_secret(secret.as_bytes());
+    let token = jsonwebtoken::encode(&Header::default(), &claims, &key).unwrap();
     Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
 }
 

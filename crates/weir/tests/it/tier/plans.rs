@@ -97,6 +97,49 @@ async fn tiers_change_while_running(store: Store) {
     }
 }
 
+async fn a_tier_goes_back_to_its_settings(store: Store) {
+    let server = Running::start_with(store, &[("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "51")]).await;
+    let (operator, me) = (server.operator(), user(&server.weir, "u"));
+    operator.put("/admin/tiers/free", &json!({"dailyLimit": 7})).await.unwrap();
+    operator.put("/admin/tiers/pro", &json!({"dailyLimit": 8})).await.unwrap();
+    assert_eq!(my_limits(&me).await["daily"]["limit"], 7);
+    for _ in 0..2 {
+        assert_eq!(operator.delete("/admin/tiers/free").await.unwrap().status, 204);
+        assert_eq!(my_limits(&me).await["daily"]["limit"], 51);
+    }
+    assert_eq!(operator.get("/admin/tiers/pro").await.unwrap().json()["dailyLimit"], 8);
+    expect_error(&operator.delete("/admin/tiers/gold").await.unwrap(), 404, "NOT_FOUND", "starter");
+}
+
+async fn limits_are_switched_off_and_on_while_running(store: Store) {
+    let mut server = Running::start(store).await;
+    let path = "/admin/rate-limit/enabled";
+    assert_eq!(server.operator().get(path).await.unwrap().json(), json!({"enabled": true}));
+    for (body, field) in [(json!({}), "enabled is required"), (json!({"enabled": "off"}), "enabled must be")]
+    {
+        expect_error(&server.operator().put(path, &body).await.unwrap(), 400, "INVALID_REQUEST", field);
+    }
+    let off = json!({"enabled": false});
+    assert_eq!(server.operator().put(path, &off).await.unwrap().json(), off);
+    for is_restarted in [false, true] {
+        let me = user(&server.weir, "u");
+        for _ in 0..9 {
+            let call = me.get("/api/v1/ai/x").await.unwrap();
+            assert_eq!(call.status, 200, "the free plan has 8 at once");
+            assert_eq!(call.header("x-ratelimit-remaining"), Some("9223372036854775807"));
+            assert_eq!(call.header("ratelimit"), None);
+        }
+        assert_eq!(my_limits(&me).await["enabled"], false);
+        if !is_restarted {
+            server.weir.kill_9();
+            server.weir.restart().await;
+        }
+    }
+    assert_eq!(server.operator().put(path, &json!({"enabled": true})).await.unwrap().status, 200);
+    let call = user(&server.weir, "u").get("/api/v1/ai/x").await.unwrap();
+    assert_eq!(call.header("x-ratelimit-remaining"), Some("7"), "nothing was spent meanwhile");
+}
+
 async fn definitions_survive_a_restart(store: Store) {
     let mut server = Running::start(store).await;
     let operator = server.operator();
@@ -112,6 +155,8 @@ on_each_engine!(
     a_subscription_is_put_read_changed_and_ended,
     every_plan_has_the_limits_of_its_tier,
     tiers_change_while_running,
+    a_tier_goes_back_to_its_settings,
+    limits_are_switched_off_and_on_while_running,
     definitions_survive_a_restart,
 );
 
@@ -138,8 +183,13 @@ async fn definitions_of_one_server_soon_apply_on_the_others() {
     .await;
     server.operator().delete("/admin/subscriptions/u").await.unwrap();
     server.operator().delete("/admin/policies/p").await.unwrap();
+    server.operator().delete("/admin/tiers/pro").await.unwrap();
+    server.operator().put("/admin/rate-limit/enabled", &json!({"enabled": false})).await.unwrap();
     wait::until("the other server has the end of the subscription", TEST_TIMEOUT, async || {
         my_limits(&me).await["plan"] == "FREE"
+            && my_limits(&me).await["enabled"] == false
+            && operator.get("/admin/tiers/pro").await.unwrap().json()["dailyLimit"] == 500
+            && operator.get("/admin/rate-limit/enabled").await.unwrap().json()["enabled"] == false
             && operator.get("/admin/policies/p").await.unwrap().status == 404
     })
     .await;

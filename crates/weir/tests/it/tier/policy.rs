@@ -71,6 +71,13 @@ async fn an_invalid_field_is_400_and_named(store: Store) {
         (with(fixed.clone(), "match", json!({"domain": "", "entries": {"a": "*"}})), "match"),
         (with(fixed.clone(), "match", json!({"domain": "d", "entries": {}})), "match"),
         (with(fixed.clone(), "match", json!({"domain": "d"})), "entries"),
+        (with(fixed.clone(), "lmit", json!(5)), "lmit is not a field"),
+        (with(fixed.clone(), "on_outage", json!("open")), "on_outage is not a field"),
+        (with(fixed.clone(), "name", json!("p")), "name is not a field"),
+        (
+            with(fixed.clone(), "match", json!({"domain": "d", "entries": {"a": "*"}, "entry": 1})),
+            "match.entry is not a field",
+        ),
     ];
     for bad in
         [json!(0), json!(-1), json!(1.5), json!("5"), json!(true), json!(2_147_483_648_u64), json!(u64::MAX)]

@@ -102,6 +102,38 @@ async fn a_hold_of_one_server_is_settled_on_another_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_servers_follow_the_switch_and_a_subscription_that_expires() {
+    if skipped() {
+        return;
+    }
+    let redis = redis_without_persistence();
+    let pair = ServerPair::start(&redis).await;
+    let [a, b] = [0, 1].map(|at| operator(&pair.weirs[at]));
+    let users = [user(&pair.weirs[0], "u"), user(&pair.weirs[1], "u")];
+    let soon = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(4);
+    let body = json!({"plan": "PRO_MONTHLY", "expiresAt": soon.to_string()});
+    assert_eq!(a.put("/admin/subscriptions/u", &body).await.unwrap().status, 200);
+    let limit = async |caller: &Client| {
+        let call = caller.get("/api/v1/ai/x").await.unwrap();
+        let header = |name| call.header(name).unwrap_or_default().to_owned();
+        (call.status, header("x-ratelimit-limit"), header("x-ratelimit-remaining"))
+    };
+    assert_eq!(limit(&users[0]).await.1, "30");
+    for caller in &users {
+        wait::until("the subscription has expired", TEST_TIMEOUT, async || limit(caller).await.1 == "5")
+            .await;
+        assert!(jiff::Timestamp::now() >= soon, "not before its time");
+    }
+    assert_eq!(b.put("/admin/rate-limit/enabled", &json!({"enabled": false})).await.unwrap().status, 200);
+    for caller in &users {
+        wait::until("limits are off", TEST_TIMEOUT, async || {
+            limit(caller).await == (200, "5".to_owned(), "9223372036854775807".to_owned())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_allow_exactly_the_limit() {
     if skipped() {
         return;
@@ -110,6 +142,10 @@ async fn two_servers_allow_exactly_the_limit() {
     let pair = ServerPair::start(&redis).await;
     pair.put_policy("p", slow_bucket(17)).await;
     let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
+    let body = json!({"checks": [{"policy": "p", "key": "other", "cost": 17}], "explain": true});
+    let explained = callers[1].post("/v1/check", &body).await.unwrap().json();
+    let sentence = explained["checks"][0]["explanation"].as_str().unwrap();
+    assert!(sentence.contains("17 is spent, 0 of 17 left"), "{sentence}");
     let checks = (0..200).map(|n| check_one(&callers[n % 2], "p", "k", 1));
     let allowed = join_all(checks).await.iter().filter(|answer| answer["allowed"] == true).count();
     pair.expect_exactly(17, allowed).await;
@@ -151,6 +187,20 @@ async fn servers_continue_without_redis_as_their_policies_say() {
         assert_eq!(check_one(caller, "all", "k", 5).await["allowed"], true);
         let closed = check_one(caller, "none", "k", 1).await;
         assert_eq!((&closed["allowed"], &closed["retryAfterMs"]), (&json!(false), &json!(1_000)));
+        let checks = json!([{"policy": "mine", "key": "k"}, {"policy": "all", "key": "k"}, {"policy": "none", "key": "k"}]);
+        let body = json!({"checks": checks, "explain": true, "peek": true});
+        let answer = caller.post("/v1/check", &body).await.unwrap().json();
+        for (at, part) in [
+            "this server counts alone.",
+            "policy all is open then: allowed without counting.",
+            "policy none is closed then: denied, try again in 1.000 s.",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let sentence = answer["checks"][at]["explanation"].as_str().unwrap();
+            assert!(sentence.contains(part) && sentence.contains("Redis does not answer"), "{sentence}");
+        }
         let metrics = caller.get("/metrics").await.unwrap().body;
         assert!(String::from_utf8_lossy(&metrics).contains("weir_engine_up{engine=\"redis\"} 0"));
     }
