@@ -5,6 +5,7 @@ mod deferred;
 mod fixtures;
 mod locked_windows;
 mod pack;
+mod record_sent;
 mod round_trips;
 mod save_failures;
 mod turns;
