@@ -16,6 +16,8 @@ use crate::Timestamp;
 pub enum EndReason {
     SoldOut,
     TimeExpired,
+    /// An operator ended the sale before its time.
+    EndedByOperator,
 }
 
 impl EndReason {
@@ -25,6 +27,17 @@ impl EndReason {
         match self {
             Self::SoldOut => "SOLD_OUT",
             Self::TimeExpired => "TIME_EXPIRED",
+            Self::EndedByOperator => "ENDED_BY_OPERATOR",
+        }
+    }
+
+    /// Returns the reason that versions without [`EndReason::EndedByOperator`] know. Stores keep it where these versions read,
+    /// and what an operator did beside it.
+    #[must_use]
+    pub const fn as_early_str(self) -> &'static str {
+        match self {
+            Self::EndedByOperator => Self::TimeExpired.as_str(),
+            other => other.as_str(),
         }
     }
 }
@@ -65,6 +78,7 @@ impl SaleState {
             ("ACTIVE", None) => Some(Self::Active),
             ("ENDED", Some("SOLD_OUT")) => Some(Self::Ended(EndReason::SoldOut)),
             ("ENDED", Some("TIME_EXPIRED")) => Some(Self::Ended(EndReason::TimeExpired)),
+            ("ENDED", Some("ENDED_BY_OPERATOR")) => Some(Self::Ended(EndReason::EndedByOperator)),
             _ => None,
         }
     }
@@ -159,7 +173,7 @@ impl Sale {
         }
         match self.state {
             SaleState::Ended(EndReason::SoldOut) => return Err(PurchaseRefusal::SoldOut),
-            SaleState::Upcoming | SaleState::Ended(EndReason::TimeExpired) => {
+            SaleState::Upcoming | SaleState::Ended(EndReason::TimeExpired | EndReason::EndedByOperator) => {
                 return Err(PurchaseRefusal::NotActive);
             }
             SaleState::Active => {}
@@ -181,11 +195,41 @@ impl Sale {
         self.terms = terms;
         Ok(())
     }
+
+    /// Ends an active sale at once, for ever. Returns false if it is not active.
+    pub fn end(&mut self, now: Timestamp) -> bool {
+        self.advance(now);
+        let is_active = self.state == SaleState::Active;
+        if is_active {
+            self.state = SaleState::Ended(EndReason::EndedByOperator);
+        }
+        is_active
+    }
+
+    /// Moves the end of a sale that has not ended to a later time.
+    pub fn extend(&mut self, end: Timestamp, now: Timestamp) -> Result<(), ChangeError> {
+        self.advance(now);
+        if let SaleState::Ended(_) = self.state {
+            return Err(ChangeError::NotModifiable);
+        }
+        if end <= self.terms.end {
+            return Err(TermsError::NotExtended.into());
+        }
+        self.terms.end = end;
+        Ok(())
+    }
+
+    /// Returns whether deleting the product at `now` takes nothing from anybody: nothing is for sale and nothing is sold.
+    #[must_use]
+    pub fn is_unused(&self, now: Timestamp) -> bool {
+        self.sold == 0 && self.state_at(now) != SaleState::Active
+    }
 }
 
 /// Why the terms of a sale cannot be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
+    /// The sale has begun or, for an extension, ended.
     #[error("the sale is active or ended")]
     NotModifiable,
     #[error(transparent)]

@@ -141,6 +141,9 @@ fn sale() -> Vec<Route> {
         route!(GET "/api/v1/products/{sku}", Operator, sale::products::get_product),
         route!(PUT "/api/v1/products/{sku}", Operator, sale::products::change_product),
         route!(DELETE "/api/v1/products/{sku}", Operator, sale::products::delete_product),
+        route!(POST "/api/v1/products/{sku}/end", Operator, sale::products::end_sale),
+        route!(POST "/api/v1/products/{sku}/extend", Operator, sale::products::extend_sale),
+        route!(GET "/api/v1/products/{sku}/purchases", Operator, sale::product_purchases::list_product_purchases),
     ];
     routes.into_iter().chain(sale_page()).map(Route::of_sale).collect()
 }

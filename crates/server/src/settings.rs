@@ -62,6 +62,7 @@ impl Settings {
         let mut settings = Self {
             store: store::StoreSettings::read(&mut reader)?,
             auth: auth::AuthSettings::read(&mut reader, &process)?,
+            sale: SaleSettings::read(&mut reader, &process)?,
             process,
             http: http::HttpSettings::read(&mut reader)?,
             tls: tls::TlsSettings::read(&mut reader)?,
@@ -72,7 +73,6 @@ impl Settings {
             slot: SlotSettings::read(&mut reader)?,
             gateway: GatewaySettings::read(&mut reader)?,
             tier: TierSettings::read(&mut reader)?,
-            sale: SaleSettings::read(&mut reader)?,
             edge: edge::EdgeSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             traces: traces::TraceSettings::read(&mut reader)?,

@@ -5,6 +5,7 @@ pub mod concurrent;
 pub mod dead;
 pub mod fixtures;
 pub mod history;
+pub mod operator;
 pub mod product;
 pub mod restart;
 pub mod transitions;
@@ -34,6 +35,14 @@ macro_rules! sale_suite {
                 sales_in_one_batch_do_not_disturb_each_other,
                 a_purchase_is_found_immediately_by_its_sku_or_as_the_latest,
                 buyer_ids_differ_by_every_character,
+            ],
+            operator: [
+                an_operator_ends_an_active_sale_for_ever,
+                a_sale_that_was_over_or_sold_out_is_not_ended_again,
+                a_sale_is_extended_until_it_has_ended,
+                nothing_is_sold_once_an_operator_has_ended_the_sale,
+                only_unused_products_are_deleted_where_resets_are_disabled,
+                purchases_are_listed_in_order_of_time_and_number,
             ],
             transitions: [
                 states_change_on_time,

@@ -11,12 +11,12 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3};
 use tokio_postgres::Row;
-use weir_core::sale::{PurchaseReceipt, Sale, SaleState, Sku, Terms, TermsChange};
+use weir_core::sale::{EndReason, PurchaseReceipt, Sale, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
-    AUDIT_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, Product, ProductAudit,
-    ProductId, Purchase, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot,
-    SaleStore,
+    AUDIT_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, DeleteOutcome, EndOutcome,
+    FoundPurchase, Product, ProductAudit, ProductId, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX,
+    SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Result};
 
@@ -29,36 +29,61 @@ use crate::{Postgres, time};
 const CREATE: &str = "
     INSERT INTO products (sku, product_name, initial_stock, start_time, end_time, created_at, created_by)
     VALUES ($1, $2, $3, $4, $5, $6, 'admin') ON CONFLICT (sku) DO NOTHING
-    RETURNING id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at";
+    RETURNING id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at";
 const FIND: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku = $1";
 const LOCK: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku = $1 FOR UPDATE";
 const LIST: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku > $1 ORDER BY sku LIMIT $2";
 /// A branch for each state, so that each is a scan of its index.
 const SNAPSHOT: &str = "
-    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
      FROM products WHERE state = 'ACTIVE' ORDER BY start_time LIMIT $1)
     UNION ALL
-    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
      FROM products WHERE state = 'UPCOMING' ORDER BY start_time LIMIT $1)
     UNION ALL
-    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
      FROM products WHERE state = 'ENDED' ORDER BY end_time DESC LIMIT $2)";
 const CHANGE: &str = "
     UPDATE products SET product_name = $2, initial_stock = $3, start_time = $4, end_time = $5, updated_at = $6,
         updated_by = 'admin' WHERE id = $1";
+const END: &str = "
+    UPDATE products SET state = 'ENDED', end_reason = 'TIME_EXPIRED', ended_by_operator = true, updated_at = $2,
+        updated_by = 'admin' WHERE id = $1";
+const EXTEND: &str = "UPDATE products SET end_time = $2, updated_at = $3, updated_by = 'admin' WHERE id = $1";
+/// An end by the operator is final. A sale that this clock has ended, but Redis has extended, is active.
+const SAVE_DECISION: &str = "
+    UPDATE products SET end_time = greatest(end_time, $2),
+        state = CASE WHEN $3 THEN 'ENDED'
+                     WHEN end_reason = 'TIME_EXPIRED' AND ended_by_operator IS NULL AND end_time < $2 THEN 'ACTIVE'
+                     ELSE state END,
+        end_reason = CASE WHEN $3 THEN coalesce(end_reason, 'TIME_EXPIRED')
+                          WHEN end_reason = 'TIME_EXPIRED' AND ended_by_operator IS NULL AND end_time < $2 THEN NULL
+                          ELSE end_reason END,
+        ended_by_operator = CASE WHEN $3 AND coalesce(end_reason, 'TIME_EXPIRED') = 'TIME_EXPIRED' THEN true
+                                 ELSE ended_by_operator END,
+        updated_at = coalesce($4, clock_timestamp()), updated_by = 'admin'
+    WHERE id = $1";
 const FORGET_PURCHASES: &str = "DELETE FROM purchases WHERE product_id = $1";
 const DELETE: &str = "DELETE FROM products WHERE id = $1";
 const FIND_PURCHASE: &str = "
     SELECT number, purchased_at FROM purchases
     WHERE product_id = (SELECT id FROM products WHERE sku = $1) AND user_id = $2";
 const LAST_PURCHASE: &str = "
-    SELECT number, purchased_at FROM purchases WHERE user_id = $1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
+    SELECT number, purchased_at, (SELECT sku FROM products p WHERE p.id = product_id)
+    FROM purchases WHERE user_id = $1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
 /// Skips locked products: a batch that sells one saves its state, too.
 const SAVE_DUE_STATES: &str = "
     WITH started AS (
@@ -86,6 +111,13 @@ const ITEMS: &str = "
 impl SaleLedger for Postgres {
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
         record::record(self, product, &purchases).await
+    }
+
+    async fn save_decision(&self, product: &Product) -> Result<()> {
+        let (end, state) = (time::to_system(product.sale.terms.end), product.sale.state);
+        let is_ended = state == SaleState::Ended(EndReason::EndedByOperator);
+        let values: Values<'_> = &[&product.id.0, &end, &is_ended, &self.clock_override()];
+        self.inner.pool.execute(SAVE_DECISION, values).await.map(drop)
     }
 
     async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
@@ -157,29 +189,88 @@ impl SaleStore for Postgres {
         Ok(outcome)
     }
 
-    async fn delete_product(&self, sku: &Sku) -> Result<bool> {
+    async fn end_sale(&self, sku: &Sku) -> Result<EndOutcome> {
         let session = self.inner.pool.session().await?;
-        let (_, product) = lock(&session, sku).await?;
-        if let Some(Product { id, .. }) = &product {
-            session.execute(FORGET_PURCHASES, &[&id.0]).await?;
-            session.execute(DELETE, &[&id.0]).await?;
+        let (clock, product) = lock(&session, sku).await?;
+        let now = self.now(&clock)?;
+        let mut outcome = EndOutcome::UnknownSku;
+        if let Some(mut product) = product {
+            outcome = EndOutcome::NotActive;
+            if product.sale.end(now) {
+                session.execute(END, &[&product.id.0, &time::to_system(now)]).await?;
+                outcome = EndOutcome::Ended(product);
+            }
         }
         session.run("COMMIT").await?;
         session.keep();
-        Ok(product.is_some())
+        Ok(outcome)
+    }
+
+    async fn extend_sale(&self, sku: &Sku, end: Timestamp) -> Result<ChangeOutcome> {
+        let session = self.inner.pool.session().await?;
+        let (clock, product) = lock(&session, sku).await?;
+        let now = self.now(&clock)?;
+        let mut outcome = ChangeOutcome::UnknownSku;
+        if let Some(mut product) = product {
+            outcome = match product.sale.extend(end, now) {
+                Ok(()) => {
+                    let (end, now) = (time::to_system(end), time::to_system(now));
+                    session.execute(EXTEND, &[&product.id.0, &end, &now]).await?;
+                    ChangeOutcome::Changed(product)
+                }
+                Err(problem) => ChangeOutcome::Refused(problem),
+            };
+        }
+        session.run("COMMIT").await?;
+        session.keep();
+        Ok(outcome)
+    }
+
+    async fn delete_product(&self, sku: &Sku, only_unused: bool) -> Result<DeleteOutcome> {
+        let session = self.inner.pool.session().await?;
+        let (clock, product) = lock(&session, sku).await?;
+        let now = self.now(&clock)?;
+        let outcome = match product {
+            None => DeleteOutcome::UnknownSku,
+            Some(product) if only_unused && !product.sale.is_unused(now) => DeleteOutcome::InUse,
+            Some(Product { id, .. }) => {
+                session.execute(FORGET_PURCHASES, &[&id.0]).await?;
+                session.execute(DELETE, &[&id.0]).await?;
+                DeleteOutcome::Deleted
+            }
+        };
+        session.run("COMMIT").await?;
+        session.keep();
+        Ok(outcome)
     }
 
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         buy::buy(self, batch).await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<FoundPurchase>> {
         let row = match sku {
             Some(sku) => self.inner.pool.query_opt(FIND_PURCHASE, &[&sku.as_str(), &buyer.as_str()]).await?,
             None => self.inner.pool.query_opt(LAST_PURCHASE, &[&buyer.as_str()]).await?,
         };
-        row.map(|row| Ok(PurchaseReceipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? }))
-            .transpose()
+        let found = |row: Row| {
+            let receipt = PurchaseReceipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? };
+            let sku = match sku {
+                Some(sku) => sku.clone(),
+                None => Sku::parse(column::<&str>(&row, 2)?).map_err(unreadable)?,
+            };
+            Ok(FoundPurchase { sku, receipt })
+        };
+        row.map(found).transpose()
+    }
+
+    async fn list_purchases(
+        &self,
+        product: &Product,
+        after: Option<PurchasePosition>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        record::list_by_time(self, product.id, after, limit).await
     }
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {

@@ -8,6 +8,7 @@
 
 mod dead_letter;
 mod events;
+mod operator;
 mod persist;
 mod rebuild;
 mod reconcile;
@@ -24,11 +25,12 @@ use parking_lot::RwLock;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::sale::{ChangeError, PurchaseReceipt, SaleState, Sku, Terms, TermsChange};
-use weir_core::{Clock, UserId};
+use weir_core::sale::{ChangeError, SaleState, Sku, Terms, TermsChange};
+use weir_core::{Clock, Timestamp, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, LedgerMetrics, Product, SaleAudit, SaleEvent, SaleLedger,
-    SaleSnapshot, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, LedgerMetrics,
+    Product, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleEvent,
+    SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -265,16 +267,34 @@ impl SharedSales {
         Err(unavailable())
     }
 
-    async fn latest_purchase(&self, buyer: &UserId) -> Result<Option<PurchaseReceipt>> {
-        let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
+    /// Finds a buyer's latest purchase of any product. While the store is down Redis answers alone, if it has all products.
+    async fn latest_purchase(&self, buyer: &UserId) -> Result<Option<FoundPurchase>> {
+        let products = self.catalogue().await?;
+        let ended = products.values().filter(|product| product.sale.state.end_reason().is_some()).count();
+        let mut has_all = ended < SNAPSHOT_ENDED_MAX && products.len() - ended < SNAPSHOT_OPEN_MAX;
+        let skus: Vec<Sku> = products.into_keys().collect();
         let calls: Vec<KeyCall> = skus.iter().map(|sku| sale_call(sku, Vec::new())).collect();
         let replies = self.call(Script::SaleFind, &[buyer.as_str()], &calls).await?;
-        let in_redis = replies.iter().filter_map(|reply| reply::parse_find(reply)?);
-        let in_redis = in_redis.max_by_key(|receipt| receipt.at);
-        match self.ledger.find_purchase(buyer, None).await {
-            Ok(in_store) => Ok(in_redis.into_iter().chain(in_store).max_by_key(|receipt| receipt.at)),
-            // While the store is down, a purchase in Redis is the best answer.
-            Err(error) => in_redis.map_or(Err(error), |receipt| Ok(Some(receipt))),
+        let mut in_redis: Option<FoundPurchase> = None;
+        for (sku, reply) in skus.into_iter().zip(&replies) {
+            match reply::parse_find(reply) {
+                Some(Some(receipt))
+                    if in_redis.as_ref().is_none_or(|found| found.receipt.at < receipt.at) =>
+                {
+                    in_redis = Some(FoundPurchase { sku, receipt });
+                }
+                Some(_) => {}
+                None => has_all = false,
+            }
+        }
+        let in_store = tokio::time::timeout(CATALOGUE_TIMEOUT, self.ledger.find_purchase(buyer, None)).await;
+        match in_store.unwrap_or_else(|_elapsed| Err(Error::unavailable(ENGINE, "the store does not answer")))
+        {
+            Ok(in_store) => {
+                Ok(in_redis.into_iter().chain(in_store).max_by_key(|purchase| purchase.receipt.at))
+            }
+            Err(_) if has_all || in_redis.is_some() => Ok(in_redis),
+            Err(error) => Err(error),
         }
     }
 }
@@ -319,22 +339,39 @@ impl SaleStore for RedisSales {
         Ok(outcome)
     }
 
-    async fn delete_product(&self, sku: &Sku) -> Result<bool> {
-        self.shared.delete(sku).await
+    async fn end_sale(&self, sku: &Sku) -> Result<EndOutcome> {
+        self.shared.end_sale(sku).await
+    }
+
+    async fn extend_sale(&self, sku: &Sku, end: Timestamp) -> Result<ChangeOutcome> {
+        self.shared.extend_sale(sku, end).await
+    }
+
+    async fn delete_product(&self, sku: &Sku, only_unused: bool) -> Result<DeleteOutcome> {
+        self.shared.delete(sku, only_unused).await
     }
 
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         self.shared.buy(&batch.take()).await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<FoundPurchase>> {
         let Some(sku) = sku else { return self.shared.latest_purchase(buyer).await };
         let calls = [sale_call(sku, Vec::new())];
         let replies = self.shared.call(Script::SaleFind, &[buyer.as_str()], &calls).await?;
         match replies.first().and_then(reply::parse_find) {
-            Some(found) => Ok(found),
+            Some(found) => Ok(found.map(|receipt| FoundPurchase { sku: sku.clone(), receipt })),
             None => self.shared.ledger.find_purchase(buyer, Some(sku)).await,
         }
+    }
+
+    async fn list_purchases(
+        &self,
+        product: &Product,
+        after: Option<PurchasePosition>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        self.shared.list_purchases(product, after, limit).await
     }
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
@@ -388,7 +425,7 @@ fn with_redis_state(product: Product, peeked: PeekedSale) -> Product {
     as_of(in_redis.unwrap_or(product), peeked.now)
 }
 
-fn as_of(mut product: Product, now: weir_core::Timestamp) -> Product {
+fn as_of(mut product: Product, now: Timestamp) -> Product {
     product.sale.advance(now);
     product
 }

@@ -21,6 +21,8 @@ pub(crate) enum Script {
     SaleRead,
     SaleRemove,
     SaleBuyers,
+    SaleEnd,
+    SaleExtend,
 }
 
 /// A script that trusts only data written under the present `run`, which `trust.lua` defines.
@@ -30,7 +32,7 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 17]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
@@ -49,6 +51,8 @@ static SCRIPTS: LazyLock<[redis::Script; 17]> = LazyLock::new(|| {
         include_str!("scripts/sale_read.lua"),
         include_str!("scripts/sale_remove.lua"),
         with_run!("sale_buyers.lua"),
+        with_run!("sale_end.lua"),
+        with_run!("sale_extend.lua"),
     ]
     .map(redis::Script::new)
 });
@@ -78,6 +82,8 @@ impl Script {
             Self::SaleRead => "sale_read",
             Self::SaleRemove => "sale_remove",
             Self::SaleBuyers => "sale_buyers",
+            Self::SaleEnd => "sale_end",
+            Self::SaleExtend => "sale_extend",
         }
     }
 }

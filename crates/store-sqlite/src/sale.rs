@@ -9,9 +9,10 @@ use weir_core::sale::{EndReason, PurchaseReceipt, Sale, SaleState, Sku, Terms, T
 use weir_core::{Timestamp, UserId};
 use weir_queue::DeadLetter;
 use weir_store::sale::{
-    AUDIT_ITEMS_MAX, Buy, BuyOutcome, BuyPlan, ChangeOutcome, CreateOutcome, DeadPurchase,
-    PURCHASES_TOPIC as TOPIC, Product, ProductAudit, ProductId, Purchase, SNAPSHOT_ENDED_MAX,
-    SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot, SaleStore, plan_purchases,
+    AUDIT_ITEMS_MAX, Buy, BuyOutcome, BuyPlan, ChangeOutcome, CreateOutcome, DeadPurchase, DeleteOutcome,
+    EndOutcome, FoundPurchase, PURCHASES_TOPIC as TOPIC, Product, ProductAudit, ProductId, Purchase,
+    PurchasePosition, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot, SaleStore,
+    plan_purchases,
 };
 use weir_store::{Batch, Result};
 
@@ -29,22 +30,43 @@ const CREATE: &str = "
         (sku, product_name, initial_stock, start_time, end_time, state, created_at, created_by)
     VALUES (?1, ?2, ?3, ?4, ?5, 'UPCOMING', ?6, 'admin') ON CONFLICT (sku) DO NOTHING";
 const FIND: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku = ?1";
 const LIST: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku > ?1 ORDER BY sku LIMIT ?2";
 const OPEN: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE state IN ('ACTIVE', 'UPCOMING') ORDER BY state, start_time LIMIT ?1";
 const ENDED: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE state = 'ENDED' ORDER BY end_time DESC LIMIT ?1";
 const CHANGE: &str = "
     UPDATE products SET product_name = ?2, initial_stock = ?3, start_time = ?4, end_time = ?5, updated_at = ?6,
         updated_by = 'admin' WHERE id = ?1";
+const END: &str = "
+    UPDATE products SET state = 'ENDED', end_reason = 'TIME_EXPIRED', ended_by_operator = 1, updated_at = ?2,
+        updated_by = 'admin' WHERE id = ?1";
+const EXTEND: &str = "UPDATE products SET end_time = ?2, updated_at = ?3, updated_by = 'admin' WHERE id = ?1";
+/// An end by the operator is final. A sale that this clock has ended, but Redis has extended, is active.
+const SAVE_DECISION: &str = "
+    UPDATE products SET end_time = max(end_time, ?2),
+        state = CASE WHEN ?3 THEN 'ENDED'
+                     WHEN end_reason = 'TIME_EXPIRED' AND ended_by_operator IS NULL AND end_time < ?2 THEN 'ACTIVE'
+                     ELSE state END,
+        end_reason = CASE WHEN ?3 THEN coalesce(end_reason, 'TIME_EXPIRED')
+                          WHEN end_reason = 'TIME_EXPIRED' AND ended_by_operator IS NULL AND end_time < ?2 THEN NULL
+                          ELSE end_reason END,
+        ended_by_operator = CASE WHEN ?3 AND coalesce(end_reason, 'TIME_EXPIRED') = 'TIME_EXPIRED' THEN 1
+                                 ELSE ended_by_operator END,
+        updated_at = ?4, updated_by = 'admin'
+    WHERE id = ?1";
 /// Ends the sale of a product that is being deleted. The table has no better reason than that its time expired.
-const END: &str =
+const END_DELETED: &str =
     "UPDATE products SET state = 'ENDED', end_reason = coalesce(end_reason, 'TIME_EXPIRED') WHERE id = ?1";
 const DELETE_PURCHASES: &str = "
     DELETE FROM purchases WHERE id IN (SELECT id FROM purchases WHERE product_id = ?1 LIMIT ?2)";
@@ -59,9 +81,11 @@ const FIND_PURCHASE: &str = "
     SELECT number, purchased_at FROM purchases
     WHERE product_id = (SELECT id FROM products WHERE sku = ?1) AND user_id = ?2";
 const LAST_PURCHASE: &str = "
-    SELECT number, purchased_at FROM purchases WHERE user_id = ?1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
+    SELECT number, purchased_at, (SELECT sku FROM products p WHERE p.id = product_id)
+    FROM purchases WHERE user_id = ?1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
 const DUE: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products
     WHERE (state = 'UPCOMING' AND start_time <= ?1) OR (state = 'ACTIVE' AND end_time <= ?1)";
 const TOTALS: &str = "
@@ -87,6 +111,10 @@ const COUNT_RECORDED: &str = "
 const EXISTS: &str = "SELECT 1 FROM products WHERE id = ?1";
 const PURCHASES: &str = "
     SELECT number, purchased_at, user_id FROM purchases WHERE product_id = ?1 AND user_id > ?2 ORDER BY user_id LIMIT ?3";
+/// In order of time and number: an index has the time, and few purchases have the same.
+const PURCHASES_BY_TIME: &str = "
+    SELECT number, purchased_at, user_id FROM purchases
+    WHERE product_id = ?1 AND (purchased_at, number) > (?2, ?3) ORDER BY purchased_at, number LIMIT ?4";
 
 #[async_trait]
 impl SaleLedger for Sqlite {
@@ -107,6 +135,16 @@ impl SaleLedger for Sqlite {
             Ok(batch.finish().map_break(|_| Some(recorded)))
         });
         record.await
+    }
+
+    async fn save_decision(&self, product: &Product) -> Result<()> {
+        let is_ended = product.sale.state == SaleState::Ended(EndReason::EndedByOperator);
+        let (id, end, now) = (product.id.0, product.sale.terms.end, self.inner.clock.now());
+        let save = move |connection: &Connection| {
+            let values = params![id, end.as_micros(), is_ended, now.as_micros()];
+            connection.prepare_cached(SAVE_DECISION)?.execute(values).map(drop)
+        };
+        self.inner.writer.run(save).await
     }
 
     async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
@@ -141,10 +179,8 @@ impl SaleLedger for Sqlite {
         let list = move |connection: &Connection| {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
             let mut statement = connection.prepare_cached(PURCHASES)?;
-            let purchases = statement.query_map(params![product.0, after, limit], |row| {
-                let buyer = UserId::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
-                Ok(Purchase { product, buyer, receipt: read_receipt(row)? })
-            })?;
+            let purchases =
+                statement.query_map(params![product.0, after, limit], |row| read_purchase(product, row))?;
             purchases.collect()
         };
         self.read(list).await
@@ -183,11 +219,22 @@ impl SaleStore for Sqlite {
         self.inner.writer.run(move |connection| change_terms(connection, &sku, &change, now)).await
     }
 
-    async fn delete_product(&self, sku: &Sku) -> Result<bool> {
-        let sku = sku.clone();
+    async fn end_sale(&self, sku: &Sku) -> Result<EndOutcome> {
+        let (sku, now) = (sku.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| end(connection, &sku, now)).await
+    }
+
+    async fn extend_sale(&self, sku: &Sku, end: Timestamp) -> Result<ChangeOutcome> {
+        let (sku, now) = (sku.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| extend(connection, &sku, end, now)).await
+    }
+
+    async fn delete_product(&self, sku: &Sku, only_unused: bool) -> Result<DeleteOutcome> {
+        let (sku, clock) = (sku.clone(), self.clock());
         let delete =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
-                delete(connection, &mut state.deleted_products, &sku, turn)
+                let unused_at = only_unused.then(|| clock.now());
+                delete(connection, &mut state.deleted_products, &sku, unused_at, turn)
             });
         delete.await
     }
@@ -208,18 +255,40 @@ impl SaleStore for Sqlite {
         buy.await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<FoundPurchase>> {
         let (buyer, sku) = (buyer.clone(), sku.cloned());
         let find = move |connection: &Connection| {
             let found = match sku {
                 Some(sku) => connection
                     .prepare_cached(FIND_PURCHASE)?
-                    .query_row([sku.as_str(), buyer.as_str()], read_receipt),
-                None => connection.prepare_cached(LAST_PURCHASE)?.query_row([buyer.as_str()], read_receipt),
+                    .query_row([sku.as_str(), buyer.as_str()], read_receipt)
+                    .map(|receipt| FoundPurchase { sku, receipt }),
+                None => connection.prepare_cached(LAST_PURCHASE)?.query_row([buyer.as_str()], |row| {
+                    let sku = Sku::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+                    Ok(FoundPurchase { sku, receipt: read_receipt(row)? })
+                }),
             };
             found.optional()
         };
         self.read(find).await
+    }
+
+    async fn list_purchases(
+        &self,
+        product: &Product,
+        after: Option<PurchasePosition>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        let product = product.id;
+        let after = after.unwrap_or(PurchasePosition { at: Timestamp::EPOCH, number: 0 });
+        let list = move |connection: &Connection| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let mut statement = connection.prepare_cached(PURCHASES_BY_TIME)?;
+            let values = params![product.0, after.at.as_micros(), after.number, limit];
+            let purchases = statement.query_map(values, |row| read_purchase(product, row))?;
+            purchases.collect()
+        };
+        self.read(list).await
     }
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
@@ -317,24 +386,56 @@ fn change_terms(
     Ok(ChangeOutcome::Changed(product))
 }
 
-/// Deletes a product for one turn. From the first turn on buyers are answered that there is no such product. In the table
+fn end(connection: &Connection, sku: &Sku, now: Timestamp) -> rusqlite::Result<EndOutcome> {
+    let Some(mut product) = find(connection, sku)? else { return Ok(EndOutcome::UnknownSku) };
+    if !product.sale.end(now) {
+        return Ok(EndOutcome::NotActive);
+    }
+    connection.prepare_cached(END)?.execute(params![product.id.0, now.as_micros()])?;
+    Ok(EndOutcome::Ended(product))
+}
+
+fn extend(
+    connection: &Connection,
+    sku: &Sku,
+    end: Timestamp,
+    now: Timestamp,
+) -> rusqlite::Result<ChangeOutcome> {
+    let Some(mut product) = find(connection, sku)? else { return Ok(ChangeOutcome::UnknownSku) };
+    if let Err(problem) = product.sale.extend(end, now) {
+        return Ok(ChangeOutcome::Refused(problem));
+    }
+    let values = params![product.id.0, end.as_micros(), now.as_micros()];
+    connection.prepare_cached(EXTEND)?.execute(values)?;
+    Ok(ChangeOutcome::Changed(product))
+}
+
+/// Deletes a product for one turn, with `unused_at` only if it is unused then. From the first turn on buyers are answered that there is no such product. In the table
 /// its sale ends first, and every turn subtracts the deleted purchases from its count, so that the audit balances even if
 /// the process ends between two turns.
 fn delete(
     connection: &Connection,
     deleted_products: &mut HashSet<ProductId>,
     sku: &Sku,
+    unused_at: Option<Timestamp>,
     turn: &WriterTurn,
-) -> rusqlite::Result<ControlFlow<bool>> {
-    let Some(Product { id, .. }) = find(connection, sku)? else { return Ok(ControlFlow::Break(false)) };
+) -> rusqlite::Result<ControlFlow<DeleteOutcome>> {
+    let Some(Product { id, sale, .. }) = find(connection, sku)? else {
+        return Ok(ControlFlow::Break(DeleteOutcome::UnknownSku));
+    };
+    // The first turn decides: later ones find what is left of the product.
+    if !deleted_products.contains(&id) && unused_at.is_some_and(|now| !sale.is_unused(now)) {
+        return Ok(ControlFlow::Break(DeleteOutcome::InUse));
+    }
     deleted_products.insert(id);
-    connection.prepare_cached(END)?.execute([id.0])?;
+    connection.prepare_cached(END_DELETED)?.execute([id.0])?;
     let mut delete_purchases = connection.prepare_cached(DELETE_PURCHASES)?;
     while turn.has_time() {
         let deleted = delete_purchases.execute(params![id.0, DELETE_CHUNK])?;
         if deleted < DELETE_CHUNK {
             deleted_products.remove(&id);
-            return Ok(ControlFlow::Break(connection.prepare_cached(DELETE)?.execute([id.0])? > 0));
+            connection.prepare_cached(DELETE)?.execute([id.0])?;
+            return Ok(ControlFlow::Break(DeleteOutcome::Deleted));
         }
         connection.prepare_cached(SUBTRACT_SOLD)?.execute(params![id.0, deleted])?;
     }
@@ -375,7 +476,7 @@ fn buy(
 }
 
 fn save(connection: &Connection, id: ProductId, sold: u32, state: SaleState) -> rusqlite::Result<()> {
-    let reason = state.end_reason().map(EndReason::as_str);
+    let reason = state.end_reason().map(EndReason::as_early_str);
     connection.prepare_cached(SAVE)?.execute(params![id.0, sold, state.as_str(), reason]).map(drop)
 }
 
@@ -405,6 +506,11 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Product> {
 
 fn read_receipt(row: &Row<'_>) -> rusqlite::Result<PurchaseReceipt> {
     Ok(PurchaseReceipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
+}
+
+fn read_purchase(product: ProductId, row: &Row<'_>) -> rusqlite::Result<Purchase> {
+    let buyer = UserId::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+    Ok(Purchase { product, buyer, receipt: read_receipt(row)? })
 }
 
 fn read_audit(row: &Row<'_>) -> rusqlite::Result<ProductAudit> {

@@ -52,6 +52,22 @@ pub enum ChangeOutcome {
     UnknownSku,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndOutcome {
+    Ended(Product),
+    /// The sale has not begun, or has ended already.
+    NotActive,
+    UnknownSku,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteOutcome {
+    Deleted,
+    /// Only unused products may be deleted, and this one is active or has purchases.
+    InUse,
+    UnknownSku,
+}
+
 /// A request for one unit of a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buy {
@@ -77,6 +93,27 @@ pub struct Purchase {
     pub product: ProductId,
     pub buyer: UserId,
     pub receipt: PurchaseReceipt,
+}
+
+/// A buyer's purchase, and the product that was bought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundPurchase {
+    pub sku: Sku,
+    pub receipt: PurchaseReceipt,
+}
+
+/// A place in the list of a product's purchases, which is in order of time and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PurchasePosition {
+    pub at: Timestamp,
+    pub number: u32,
+}
+
+impl Purchase {
+    #[must_use]
+    pub const fn position(&self) -> PurchasePosition {
+        PurchasePosition { at: self.receipt.at, number: self.receipt.number }
+    }
 }
 
 /// The topic of purchases that could not be recorded and are retried.
@@ -161,12 +198,23 @@ pub trait SaleStore: Send + Sync + 'static {
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>>;
     /// Changes the terms of a sale that has not started.
     async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome>;
-    /// Deletes a product with its purchases. Returns `false` if there is none.
-    async fn delete_product(&self, sku: &Sku) -> Result<bool>;
+    /// Ends an active sale at once.
+    async fn end_sale(&self, sku: &Sku) -> Result<EndOutcome>;
+    /// Moves the end of a sale that has not ended to a later time.
+    async fn extend_sale(&self, sku: &Sku, end: Timestamp) -> Result<ChangeOutcome>;
+    /// Deletes a product with its purchases; with `only_unused` not one that is active or has purchases.
+    async fn delete_product(&self, sku: &Sku, only_unused: bool) -> Result<DeleteOutcome>;
     /// Decides purchases in order and in one commit.
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>>;
     /// The buyer's purchase of a product or, without a sku, the latest of any product.
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>>;
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<FoundPurchase>>;
+    /// Purchases of a product in order of time and number, after `after`.
+    async fn list_purchases(
+        &self,
+        product: &Product,
+        after: Option<PurchasePosition>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>>;
     async fn snapshot(&self) -> Result<SaleSnapshot>;
     /// Saves the states that are due by the store's time. Reads compute the due state anyway; saving it keeps an ended sale
     /// ended if the clock steps back.
@@ -197,6 +245,9 @@ pub trait SaleLedger: SaleStore {
     /// Records purchases of one product that Redis decided, skipping those already recorded. Returns how many were new, or
     /// `None` if the product does not exist.
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>>;
+    /// Saves that an operator has ended or extended a sale, as Redis has decided. What is saved already and later wins, so it
+    /// does not matter when this is called, or how often.
+    async fn save_decision(&self, product: &Product) -> Result<()>;
     /// Saves dead letters of [`PURCHASES_TOPIC`], skipping those that exist.
     async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()>;
     /// Purchases of a product in order of buyer, after the one named `after`.

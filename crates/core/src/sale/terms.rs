@@ -79,6 +79,8 @@ pub enum TermsError {
     StartTime,
     #[error("must be after startTime")]
     EndTime,
+    #[error("must be later than the present endTime")]
+    NotExtended,
 }
 
 impl Terms {

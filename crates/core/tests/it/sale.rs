@@ -99,6 +99,76 @@ proptest! {
     }
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Buy(u8),
+    End,
+    Extend(i64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<(Step, i64)>> {
+    let step = prop_oneof![
+        8 => (0_u8..20).prop_map(Step::Buy),
+        1 => Just(Step::End),
+        2 => (-20_i64..200).prop_map(Step::Extend),
+    ];
+    prop::collection::vec((step, -20_i64..220), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    /// Operators end and extend a sale while buyers come. The model knows when the sale ends, and what the clock showed last.
+    #[test]
+    fn an_operator_ends_an_active_sale_for_ever_and_extends_one_that_has_not_ended(stock in 1_u32..12, steps in steps()) {
+        let mut sale = sale(stock);
+        let (mut end, mut has_begun, mut has_ended) = (DURATION, false, None);
+        let mut bought = BTreeSet::new();
+        for (step, offset) in steps {
+            has_begun |= offset >= 0;
+            if has_ended.is_none() && offset >= end {
+                has_ended = Some(EndReason::TimeExpired);
+            }
+            let is_active = has_begun && has_ended.is_none();
+            match step {
+                Step::Buy(buyer) => {
+                    let is_new = !bought.contains(&buyer);
+                    let outcome = sale.sell(!is_new, at(offset));
+                    prop_assert_eq!(outcome.is_ok(), is_new && is_active);
+                    if outcome.is_ok() {
+                        bought.insert(buyer);
+                        if bought.len() == stock as usize {
+                            has_ended = Some(EndReason::SoldOut);
+                        }
+                    }
+                }
+                Step::End => {
+                    prop_assert_eq!(sale.end(at(offset)), is_active);
+                    if is_active {
+                        has_ended = Some(EndReason::EndedByOperator);
+                    }
+                }
+                Step::Extend(later) => {
+                    let expected = match has_ended {
+                        Some(_) => Err(ChangeError::NotModifiable),
+                        None if later <= end => Err(ChangeError::Terms(TermsError::NotExtended)),
+                        None => {
+                            end = later;
+                            Ok(())
+                        }
+                    };
+                    prop_assert_eq!(sale.extend(at(later), at(offset)), expected);
+                }
+            }
+            prop_assert_eq!(sale.state.end_reason(), has_ended);
+            prop_assert_eq!(sale.terms.end, at(end));
+            prop_assert_eq!(sale.sold as usize, bought.len());
+            let is_active = has_begun && has_ended.is_none();
+            prop_assert_eq!(sale.is_unused(at(offset)), bought.is_empty() && !is_active);
+        }
+    }
+}
+
 #[test]
 fn start_and_end_belong_to_the_state_they_begin() {
     let sale = sale(1);
@@ -143,7 +213,7 @@ fn terms_change_only_before_the_start() {
 
 #[test]
 fn states_are_parsed_as_they_are_written() {
-    let ends = [EndReason::SoldOut, EndReason::TimeExpired].map(SaleState::Ended);
+    let ends = [EndReason::SoldOut, EndReason::TimeExpired, EndReason::EndedByOperator].map(SaleState::Ended);
     for state in [SaleState::Upcoming, SaleState::Active].into_iter().chain(ends) {
         let reason = state.end_reason().map(EndReason::as_str);
         assert_eq!(SaleState::parse(state.as_str(), reason), Some(state));

@@ -32,7 +32,8 @@ struct SaleErrorParts {
 #[schema(as = SaleErrorDetails)]
 struct ErrorBody {
     /// `SOLD_OUT`, `SALE_NOT_ACTIVE`, `ALREADY_PURCHASED`, `CHALLENGE_REQUIRED` and `SALE_NOT_MODIFIABLE` come with
-    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `FORBIDDEN`, `NOT_FOUND`, `RATE_LIMITED`, `SERVICE_UNAVAILABLE` with theirs.
+    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `FORBIDDEN`, `NOT_FOUND`, `RESET_DISABLED`, `RATE_LIMITED`,
+    /// `SERVICE_UNAVAILABLE` with theirs.
     #[schema(pattern = "^[A-Z][A-Z_]*$", examples("SOLD_OUT"))]
     code: &'static str,
     #[schema(examples("Sorry, all items have been sold."))]
@@ -99,6 +100,11 @@ impl SaleError {
     /// 404.
     pub(crate) fn not_found(message: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, "NOT_FOUND", message)
+    }
+
+    /// 409.
+    pub(crate) fn conflict(code: &'static str, message: &str) -> Self {
+        Self::new(StatusCode::CONFLICT, code, message)
     }
 
     /// 429.

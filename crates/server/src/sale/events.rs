@@ -63,6 +63,50 @@ impl ProductChanged<'_> {
     }
 }
 
+/// An operator ended a sale before its time.
+pub(super) struct SaleEnded<'a> {
+    pub(super) product: &'a Product,
+}
+
+impl SaleEnded<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
+            sku = %self.product.sku,
+            sold = self.product.sale.sold,
+            stock = self.product.sale.stock(),
+            "an operator ended a sale"
+        );
+    }
+}
+
+/// An operator moved the end of a sale to a later time.
+pub(super) struct SaleExtended<'a> {
+    pub(super) product: &'a Product,
+    /// The product as it was read just before.
+    pub(super) before: Option<&'a Product>,
+}
+
+impl SaleExtended<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = ids.caller_tenant(),
+            sku = %self.product.sku,
+            endTime = %rfc3339(self.product.sale.terms.end),
+            before = self.before.map(describe),
+            "an operator extended a sale"
+        );
+    }
+}
+
 /// An operator removed a product with its purchases.
 pub(super) struct ProductDeleted<'a> {
     pub(super) sku: &'a Sku,

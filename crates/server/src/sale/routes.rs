@@ -4,6 +4,7 @@
 
 pub(crate) mod assets;
 pub(crate) mod events;
+pub(crate) mod product_purchases;
 pub(crate) mod products;
 pub(crate) mod purchases;
 
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 use weir_core::Timestamp;
-use weir_core::sale::Sku;
+use weir_core::sale::{EndReason, Sku};
 use weir_queue::rfc3339;
 use weir_store::sale::Product;
 
@@ -83,6 +84,9 @@ struct SaleResponse {
     /// When the sale ends.
     #[schema(format = DateTime)]
     end_time: String,
+    /// Why the sale has ended; null until then.
+    #[schema(value_type = schema::EndReason, required = true)]
+    end_reason: Option<&'static str>,
 }
 
 /// Read a sale.
@@ -118,6 +122,7 @@ pub(crate) async fn get_sale(
         product_name: sale.terms.product_name.to_string(),
         start_time: time_text(sale.terms.start),
         end_time: time_text(sale.terms.end),
+        end_reason: sale.state.end_reason().map(EndReason::as_str),
     });
     Ok(([(CACHE_CONTROL, "public, max-age=1")], body).into_response())
 }

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use weir_core::UserId;
-use weir_core::sale::{PurchaseReceipt, Sku, Terms, TermsChange};
-use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
+use weir_core::sale::{Sku, Terms, TermsChange};
+use weir_core::{Timestamp, UserId};
+use weir_store::sale::{
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, Product,
+    ProductId, Purchase, PurchasePosition, SaleStore,
+};
 use weir_store::throttle::{Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 
@@ -27,6 +30,7 @@ pub struct SaleService {
     events: Arc<EventRing>,
     throttle: Option<Arc<dyn Throttle>>,
     challenge: Option<Challenge>,
+    allow_reset: bool,
     timeout: Duration,
     metrics: SaleMetrics,
 }
@@ -61,7 +65,8 @@ impl SaleService {
         let throttle = engines.throttle(per_second, per_second);
         let challenge = Challenge::new(&settings.sale, &metrics.sale);
         let (timeout, metrics) = (settings.http.timeout, metrics.sale.clone());
-        Self { store, lanes, view, events, throttle, challenge, timeout, metrics }
+        let allow_reset = settings.sale.allow_reset;
+        Self { store, lanes, view, events, throttle, challenge, allow_reset, timeout, metrics }
     }
 
     /// Starts the tasks that update the view and publish its changes, until the server stops.
@@ -121,8 +126,18 @@ impl SaleService {
     }
 
     /// Finds a buyer's purchase of one product, or the latest of any.
-    pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
+    pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<FoundPurchase>> {
         within(self.timeout, self.store.find_purchase(buyer, sku)).await
+    }
+
+    /// Lists the purchases of a product in order of time.
+    pub async fn purchases(
+        &self,
+        product: &Product,
+        after: Option<PurchasePosition>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        within(self.timeout, self.store.list_purchases(product, after, limit)).await
     }
 
     pub async fn create(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
@@ -159,13 +174,41 @@ impl SaleService {
         .await
     }
 
-    /// Deletes a product and its purchases. Returns false if there is no such product.
-    pub async fn delete(&self, sku: &Sku) -> Result<bool> {
+    /// Ends an active sale.
+    pub async fn end(&self, sku: &Sku) -> Result<EndOutcome> {
         let sku = sku.clone();
         self.change_products(move |store, view| async move {
-            let is_deleted = store.delete_product(&sku).await?;
-            view.remove(&sku);
-            Ok(is_deleted)
+            let outcome = store.end_sale(&sku).await?;
+            if let EndOutcome::Ended(product) = &outcome {
+                view.update(product.clone());
+            }
+            Ok(outcome)
+        })
+        .await
+    }
+
+    /// Moves the end of a sale that has not ended to a later time.
+    pub async fn extend(&self, sku: &Sku, end: Timestamp) -> Result<ChangeOutcome> {
+        let sku = sku.clone();
+        self.change_products(move |store, view| async move {
+            let outcome = store.extend_sale(&sku, end).await?;
+            if let ChangeOutcome::Changed(product) = &outcome {
+                view.update(product.clone());
+            }
+            Ok(outcome)
+        })
+        .await
+    }
+
+    /// Deletes a product and its purchases; one that is active or has purchases only if `sale.allow_reset` is on.
+    pub async fn delete(&self, sku: &Sku) -> Result<DeleteOutcome> {
+        let (sku, only_unused) = (sku.clone(), !self.allow_reset);
+        self.change_products(move |store, view| async move {
+            let outcome = store.delete_product(&sku, only_unused).await?;
+            if outcome != DeleteOutcome::InUse {
+                view.remove(&sku);
+            }
+            Ok(outcome)
         })
         .await
     }

@@ -3,6 +3,8 @@
 
 use url::Url;
 
+use crate::settings::parse::boolean;
+use crate::settings::process::{ProcessSettings, is_loopback};
 use crate::settings::source::{SettingError, SettingsReader};
 
 #[derive(Clone, PartialEq, Eq)]
@@ -13,10 +15,13 @@ pub struct SaleSettings {
     pub challenge: Option<Url>,
     /// `WEIR_SALE_CHALLENGE_SECRET`: the secret with which this server authenticates to the verifier.
     pub challenge_secret: Option<String>,
+    /// `sale.allow_reset`: whether a product that is active or has purchases can be deleted. Unless it is set, it can on a
+    /// loopback address.
+    pub allow_reset: bool,
 }
 
 impl SaleSettings {
-    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader, process: &ProcessSettings) -> Result<Self, SettingError> {
         let user_per_second =
             reader.get("sale.user_per_second", 1, up_to(1_000), "a number from 0 (no limit) to 1000")?;
         let challenge = reader.get(
@@ -32,7 +37,9 @@ impl SaleSettings {
             let allowed = "set together with WEIR_SALE_CHALLENGE_SECRET, which the verifier asks for";
             return Err(SettingError::new("sale.challenge", "set alone", allowed));
         }
-        Ok(Self { user_per_second, challenge, challenge_secret })
+        let allow_reset = reader.get_optional("sale.allow_reset", boolean, "true or false")?;
+        let allow_reset = allow_reset.unwrap_or(is_loopback(process.listen));
+        Ok(Self { user_per_second, challenge, challenge_secret, allow_reset })
     }
 }
 
@@ -52,6 +59,7 @@ impl std::fmt::Debug for SaleSettings {
             .field("user_per_second", &self.user_per_second)
             .field("challenge", &self.challenge.as_ref().map(Url::host_str))
             .field("challenge_secret", &self.challenge_secret.as_ref().map(|_| "…"))
+            .field("allow_reset", &self.allow_reset)
             .finish()
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
-use weir_core::sale::{SaleState, Sku};
+use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Product, ProductId, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleSnapshot, SaleStore};
 use weir_store::{Error, Result};
@@ -224,7 +224,7 @@ impl SaleView {
     }
 
     /// Merges an update of a product into the view and publishes the difference. Updates may arrive out of order, so within one
-    /// product nothing goes backwards except its terms, which only change before anything is sold.
+    /// product nothing goes backwards. Its terms change before anything is sold; later only its end, to a later time.
     fn merge(&self, state: &mut ViewState, update: Product) {
         let Some(product) = state.products.get_mut(&update.sku).filter(|product| product.id == update.id)
         else {
@@ -240,12 +240,19 @@ impl SaleView {
             return;
         };
         let (sku, sold, before) = (update.sku, product.sale.sold, product.sale.state);
+        let was_extended = update.sale.terms.end > product.sale.terms.end;
         if before == SaleState::Upcoming {
             product.sale.terms = update.sale.terms;
+        } else if was_extended {
+            product.sale.terms.end = update.sale.terms.end;
         }
         product.sale.sold = sold.max(update.sale.sold);
-        product.sale.state =
-            if let SaleState::Ended(_) = before { before } else { before.max(update.sale.state) };
+        product.sale.state = match before {
+            // The store had extended the sale before its time was over; this server did not know.
+            SaleState::Ended(EndReason::TimeExpired) if was_extended => update.sale.state,
+            SaleState::Ended(_) => before,
+            SaleState::Upcoming | SaleState::Active => before.max(update.sale.state),
+        };
         if product.sale.sold > sold {
             self.events.publish_stock(&sku, product.sale.stock());
         }

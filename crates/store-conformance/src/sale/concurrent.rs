@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use weir_core::sale::{EndReason, SaleState};
-use weir_store::sale::{Buy, BuyOutcome, SaleStore};
+use weir_store::sale::{Buy, BuyOutcome, DeleteOutcome, SaleStore};
 
 use super::fixtures::{
     SALE_LENGTH, buy_command, buy_commands, create_active, expect_books, find_product, outcome_letters,
@@ -115,7 +115,9 @@ pub async fn a_reset_under_load_leaves_nothing_behind<H: HasSales>() {
         let store = h.sales();
         async move {
             if n == 20 {
-                assert!(store.delete_product(&sku("W")).await.expect("delete_product must succeed"));
+                let deleted =
+                    store.delete_product(&sku("W"), false).await.expect("delete_product must succeed");
+                assert_eq!(deleted, DeleteOutcome::Deleted);
                 return Vec::new();
             }
             store

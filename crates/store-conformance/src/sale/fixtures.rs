@@ -107,7 +107,11 @@ pub async fn buy_each<H: HasSales>(h: &H, name: &str, buyers: &[&str]) -> String
 
 pub async fn find_purchase<H: HasSales>(h: &H, name: &str, buyer: &str) -> Option<PurchaseReceipt> {
     let Buy { sku, buyer } = buy_command(name, buyer);
-    h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed")
+    let found = h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed");
+    found.map(|found| {
+        assert_eq!(found.sku, sku, "the purchase of the product that was asked for");
+        found.receipt
+    })
 }
 
 /// Waits until the ledger has every purchase of an engine that writes behind.

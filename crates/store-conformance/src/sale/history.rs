@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::sale::TermsChange;
 use weir_core::{Clock, Timestamp};
-use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome};
+use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome};
 
 use super::fixtures::{
     buy_batch, buy_command, create, expect_books, find_product, outcome_letters, sku, terms_at,
@@ -17,7 +17,14 @@ struct Row {
     stock: usize,
     start: Timestamp,
     end: Timestamp,
+    is_ended: bool,
     buyers: BTreeSet<String>,
+}
+
+impl Row {
+    fn is_active(&self, now: Timestamp) -> bool {
+        !self.is_ended && self.buyers.len() < self.stock && self.start <= now && now < self.end
+    }
 }
 
 #[derive(Default)]
@@ -30,7 +37,7 @@ impl Model {
             'A'
         } else if row.buyers.len() == row.stock {
             'S'
-        } else if now < row.start || now >= row.end {
+        } else if !row.is_active(now) {
             'N'
         } else {
             row.buyers.insert(buyer.to_owned());
@@ -49,7 +56,7 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
             let (start, stock) = (now.plus(Duration::from_secs(rng.u64(1..15))), rng.u32(1..9));
             let end = start.plus(Duration::from_secs(rng.u64(1..60)));
             let outcome = create(h, name, terms_at(stock, start, end)).await;
-            let row = Row { stock: stock as usize, start, end, buyers: BTreeSet::new() };
+            let row = Row { stock: stock as usize, start, end, is_ended: false, buyers: BTreeSet::new() };
             match outcome {
                 CreateOutcome::Created(_) => assert!(model.0.insert(name.to_owned(), row).is_none()),
                 CreateOutcome::Exists => assert!(model.0.contains_key(name)),
@@ -57,8 +64,9 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
             }
         }
         5 => {
-            let deleted = h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed");
-            assert_eq!(deleted, model.0.remove(name).is_some());
+            let deleted =
+                h.sales().delete_product(&sku(name), false).await.expect("delete_product must succeed");
+            assert_eq!(deleted == DeleteOutcome::Deleted, model.0.remove(name).is_some());
         }
         6 => {
             let stock = rng.u32(1..9);
@@ -69,6 +77,31 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
                 (Some(row), ChangeOutcome::Changed(_)) if now < row.start => row.stock = stock as usize,
                 (Some(row), ChangeOutcome::Refused(_)) if now >= row.start => {}
                 (_, outcome) => panic!("{name} must not get {outcome:?}"),
+            }
+        }
+        7 => {
+            let outcome = h.sales().end_sale(&sku(name)).await.expect("end_sale must succeed");
+            match (model.0.get_mut(name), outcome) {
+                (None, EndOutcome::UnknownSku) => {}
+                (Some(row), EndOutcome::Ended(_)) if row.is_active(now) => row.is_ended = true,
+                (Some(row), EndOutcome::NotActive) if !row.is_active(now) => {}
+                (_, outcome) => panic!("{name} must not get {outcome:?}"),
+            }
+        }
+        8 => {
+            let end = now.plus(Duration::from_secs(rng.u64(1..60)));
+            let outcome = h.sales().extend_sale(&sku(name), end).await.expect("extend_sale must succeed");
+            match (model.0.get_mut(name), outcome) {
+                (None, ChangeOutcome::UnknownSku) => {}
+                (Some(row), outcome) => {
+                    let has_ended = row.is_ended || row.buyers.len() == row.stock || now >= row.end;
+                    let is_changed = matches!(outcome, ChangeOutcome::Changed(_));
+                    assert_eq!(is_changed, !has_ended && end > row.end, "{name}: {outcome:?}");
+                    if is_changed {
+                        row.end = end;
+                    }
+                }
+                (None, outcome) => panic!("{name} must not get {outcome:?}"),
             }
         }
         _ => {

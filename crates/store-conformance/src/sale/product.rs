@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::sale::{ChangeError, SaleState, TermsChange, TermsError};
-use weir_store::sale::{ChangeOutcome, CreateOutcome};
+use weir_store::sale::{ChangeOutcome, CreateOutcome, DeleteOutcome};
 
 use super::fixtures::{
     LEAD, SALE_LENGTH, buy_each, create, create_active, create_upcoming, expect_books, find_product,
@@ -18,7 +18,8 @@ async fn change<H: HasSales>(h: &H, name: &str, change: TermsChange) -> ChangeOu
 }
 
 async fn delete<H: HasSales>(h: &H, name: &str) -> bool {
-    h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed")
+    let outcome = h.sales().delete_product(&sku(name), false).await.expect("delete_product must succeed");
+    outcome == DeleteOutcome::Deleted
 }
 
 pub async fn a_new_product_is_upcoming_with_all_its_stock<H: HasSales>() {

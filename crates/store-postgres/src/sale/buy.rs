@@ -19,7 +19,8 @@ use crate::{Postgres, time};
 
 /// `NO KEY`, so that inserts of purchases, which only reference the product, need not wait.
 const LOCK: &str = "
-    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state,
+        CASE WHEN ended_by_operator THEN 'ENDED_BY_OPERATOR' ELSE end_reason END, sold, created_at
     FROM products WHERE sku = ANY($1) ORDER BY sku FOR NO KEY UPDATE";
 /// A statement of its own, so that it sees everything that was committed before the locks were granted.
 const BOUGHT: &str = "
@@ -85,7 +86,7 @@ async fn save(session: &Session, plan: &BuyPlan) -> Result<()> {
     let sold: Vec<i32> = plan.changed.iter().map(|(_, sold, _)| int(*sold)).collect();
     let states: Vec<&str> = plan.changed.iter().map(|(.., state)| state.as_str()).collect();
     let reasons: Vec<Option<&str>> =
-        plan.changed.iter().map(|(.., state)| state.end_reason().map(EndReason::as_str)).collect();
+        plan.changed.iter().map(|(.., state)| state.end_reason().map(EndReason::as_early_str)).collect();
     let values: Values<'_> = &[&products, &buyers, &numbers, &times, &ids, &sold, &states, &reasons];
     let [save] = session.prepare([SAVE]).await?;
     session.bounded(try_join(save.execute(values), session.batch_execute("COMMIT"))).await.map(drop)

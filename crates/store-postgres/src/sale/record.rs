@@ -3,9 +3,10 @@
 use std::time::SystemTime;
 
 use futures_util::future::try_join;
-use weir_core::UserId;
+use tokio_postgres::Row;
 use weir_core::sale::PurchaseReceipt;
-use weir_store::sale::{DeadPurchase, PURCHASES_TOPIC, ProductId, Purchase};
+use weir_core::{Timestamp, UserId};
+use weir_store::sale::{DeadPurchase, PURCHASES_TOPIC, ProductId, Purchase, PurchasePosition};
 use weir_store::{Result, shard};
 
 use crate::connection::Values;
@@ -46,6 +47,10 @@ const BURY: &str = "
 const LIST: &str = "
     SELECT user_id, number, purchased_at FROM purchases
     WHERE product_id = $1 AND user_id > $2 ORDER BY user_id LIMIT $3";
+/// In order of time and number: an index has the time, and few purchases have the same.
+const LIST_BY_TIME: &str = "
+    SELECT user_id, number, purchased_at FROM purchases
+    WHERE product_id = $1 AND (purchased_at, number) > ($2, $3) ORDER BY purchased_at, number LIMIT $4";
 
 pub(super) async fn record(
     engine: &Postgres,
@@ -96,11 +101,24 @@ pub(super) async fn list(
 ) -> Result<Vec<Purchase>> {
     let values: Values<'_> = &[&product.0, &after.map_or("", UserId::as_str), &row::bigint(limit)];
     let rows = engine.inner.pool.query(LIST, values).await?;
-    rows.iter()
-        .map(|row| {
-            let buyer = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
-            let receipt = PurchaseReceipt { number: unsigned(column(row, 1)?), at: timestamp(row, 2)? };
-            Ok(Purchase { product, buyer, receipt })
-        })
-        .collect()
+    rows.iter().map(|row| read(product, row)).collect()
+}
+
+pub(super) async fn list_by_time(
+    engine: &Postgres,
+    product: ProductId,
+    after: Option<PurchasePosition>,
+    limit: usize,
+) -> Result<Vec<Purchase>> {
+    let after = after.unwrap_or(PurchasePosition { at: Timestamp::EPOCH, number: 0 });
+    let (at, number) = (time::to_system(after.at), int(after.number));
+    let values: Values<'_> = &[&product.0, &at, &number, &row::bigint(limit)];
+    let rows = engine.inner.pool.query(LIST_BY_TIME, values).await?;
+    rows.iter().map(|row| read(product, row)).collect()
+}
+
+fn read(product: ProductId, row: &Row) -> Result<Purchase> {
+    let buyer = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
+    let receipt = PurchaseReceipt { number: unsigned(column(row, 1)?), at: timestamp(row, 2)? };
+    Ok(Purchase { product, buyer, receipt })
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
-use weir_core::sale::{SaleState, Sku};
+use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
 use super::SharedSales;
@@ -25,6 +25,9 @@ struct EventData {
     stock: Option<u32>,
     state: Option<String>,
     reason: Option<String>,
+    /// `operator` if an operator has ended the sale; the reason is then one that earlier versions know.
+    #[serde(rename = "endedBy")]
+    ended_by: Option<String>,
 }
 
 impl SharedSales {
@@ -74,7 +77,10 @@ fn parse(message: &[u8]) -> Option<SaleEvent> {
     match event.as_str() {
         "stock-update" => Some(SaleEvent::Sold { sku, product: product()?, stock: data.stock? }),
         "state-change" => {
-            let state = SaleState::parse(&data.state?, data.reason.as_deref())?;
+            let state = match data.ended_by.as_deref() {
+                Some("operator") => SaleState::Ended(EndReason::EndedByOperator),
+                _ => SaleState::parse(&data.state?, data.reason.as_deref())?,
+            };
             Some(SaleEvent::StateChanged { sku, product: product()?, state })
         }
         "product-change" => Some(SaleEvent::ProductChanged { sku }),
@@ -84,8 +90,6 @@ fn parse(message: &[u8]) -> Option<SaleEvent> {
 
 #[cfg(test)]
 mod tests {
-    use weir_core::sale::EndReason;
-
     use super::*;
 
     #[test]
@@ -97,6 +101,9 @@ mod tests {
         let turned = br#"{"event":"state-change","product":"7","data":{"sku":"W","state":"ENDED","reason":"SOLD_OUT"}}"#;
         let state = SaleState::Ended(EndReason::SoldOut);
         assert_eq!(parse(turned), Some(SaleEvent::StateChanged { sku: sku(), product, state }));
+        let ended = br#"{"event":"state-change","product":"7","data":{"sku":"W","state":"ENDED","reason":"TIME_EXPIRED","endedBy":"operator"}}"#;
+        let state = SaleState::Ended(EndReason::EndedByOperator);
+        assert_eq!(parse(ended), Some(SaleEvent::StateChanged { sku: sku(), product, state }));
         let changed = br#"{"event":"product-change","data":{"sku":"W"}}"#;
         assert_eq!(parse(changed), Some(SaleEvent::ProductChanged { sku: sku() }));
         for bad in [

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_store::Result;
-use weir_store::sale::{Product, Purchase};
+use weir_store::sale::{DeleteOutcome, Product, Purchase};
 
 use super::{SharedSales, malformed_reply, persist, sale_call};
 use crate::script::Script;
@@ -71,7 +71,7 @@ impl SharedSales {
                 Ok(Some(()))
             }
             _ => {
-                self.drop_sale(sku, product.id.0).await?;
+                self.drop_sale(sku, product.id.0, false).await?;
                 Ok(None)
             }
         }
@@ -91,23 +91,39 @@ impl SharedSales {
         }
     }
 
-    /// Removes a product: from the store first, so that no server rebuilds it from there.
-    pub(super) async fn delete(&self, sku: &Sku) -> Result<bool> {
+    /// Removes a product: from the store first, so that no server rebuilds it from there. With `only_unused` Redis is asked
+    /// before, which knows best whether anything is sold.
+    pub(super) async fn delete(&self, sku: &Sku, only_unused: bool) -> Result<DeleteOutcome> {
         let id = self.ledger.product(sku).await?.map_or(i64::MAX, |product| product.id.0);
-        let was_in_store = self.ledger.delete_product(sku).await?;
-        let was_in_redis = self.drop_sale(sku, id).await?;
+        if only_unused {
+            // A sale that Redis lacks is rebuilt first: all that was sold is in Redis then.
+            self.product(sku).await?;
+            if self.drop_sale(sku, id, true).await? == DeleteOutcome::InUse {
+                return Ok(DeleteOutcome::InUse);
+            }
+        }
+        let in_store = self.ledger.delete_product(sku, only_unused).await?;
+        if in_store == DeleteOutcome::InUse {
+            return Ok(in_store);
+        }
+        let in_redis = self.drop_sale(sku, id, false).await?;
         self.own_changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {
             catalogue.remove(sku);
         }
-        Ok(was_in_store || was_in_redis)
+        Ok(if in_store == DeleteOutcome::Deleted { in_store } else { in_redis })
     }
 
-    /// Deletes the sale in Redis if it is that of product `id` or an older one. Returns whether it was there.
-    async fn drop_sale(&self, sku: &Sku, id: i64) -> Result<bool> {
-        let calls = [sale_call(sku, vec![id.to_string(), sku.to_string()])];
-        let replies = self.call(Script::SaleDrop, &[], &calls).await?;
-        Ok(matches!(replies.first(), Some(redis::Value::Int(1))))
+    /// Deletes the sale in Redis if it is that of product `id` or an older one, with `only_unused` if nothing is sold.
+    async fn drop_sale(&self, sku: &Sku, id: i64, only_unused: bool) -> Result<DeleteOutcome> {
+        let arguments = vec![id.to_string(), sku.to_string(), u8::from(only_unused).to_string()];
+        let replies = self.call(Script::SaleDrop, &[&self.now()], &[sale_call(sku, arguments)]).await?;
+        match replies.first() {
+            Some(redis::Value::Int(1)) => Ok(DeleteOutcome::Deleted),
+            Some(redis::Value::Int(2)) => Ok(DeleteOutcome::InUse),
+            Some(redis::Value::Int(0)) => Ok(DeleteOutcome::UnknownSku),
+            _ => Err(malformed_reply()),
+        }
     }
 }

@@ -63,8 +63,9 @@ impl SharedSales {
         skus.extend(Sku::parse("-").ok());
         let peeked = self.peek(&skus).await?;
         let now = peeked.last().ok_or_else(malformed_reply)?.now;
-        for peeked in peeked {
+        for (in_store, peeked) in products.iter().zip(peeked) {
             let Some(product) = peeked.product else { continue };
+            self.repeat_decision(in_store, &product).await;
             let at = product.sale.terms.end.plus(AFTER_END);
             let is_final = at <= now && checked_at.is_some_and(|checked_at| checked_at < at);
             if !is_due && !is_final {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{EndReason, SaleState};
-use weir_store::sale::{SaleEvent, SaleStore};
+use weir_store::sale::{DeleteOutcome, SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
     buy_batch, buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, receipts,
     sku, state_and_stock,
@@ -167,7 +167,8 @@ async fn a_server_receives_the_events_of_others_also_after_a_reconnect() {
         &SaleEvent::StateChanged { sku: w(), product, state: SaleState::Ended(EndReason::SoldOut) },
     )
     .await;
-    assert!(h.sales.delete_product(&w()).await.expect("an answer"));
+    let deleted = h.sales.delete_product(&w(), false).await.expect("an answer");
+    assert_eq!(deleted, DeleteOutcome::Deleted);
     wait_for_event(&mut events, &SaleEvent::ProductChanged { sku: w() }).await;
     // A read after the event does not get the cached catalogue, if the store answers in time.
     wait::until("the product is gone from the other server's snapshot", ENGINE_TIMEOUT, async || {

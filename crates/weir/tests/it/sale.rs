@@ -7,6 +7,7 @@ mod edge;
 pub(crate) mod fixtures;
 mod many_streams;
 mod nginx;
+mod operators;
 mod page;
 mod products;
 mod pubsub;

@@ -2,7 +2,7 @@
 //! `value_type`.
 
 use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type};
 use utoipa::{PartialSchema, ToSchema};
 use weir_core::request::state;
 use weir_core::tier::{Plan, Tier};
@@ -102,6 +102,19 @@ text!(
     /// `UPCOMING` until `startTime`, then `ACTIVE` until `endTime` or until the last unit is sold, then `ENDED`.
     SaleState, "ACTIVE", enum_values(["UPCOMING", "ACTIVE", "ENDED"])
 );
+
+/// Why a sale has ended: its last unit was sold, its time was over, or an operator ended it. Null until then.
+pub(crate) struct EndReason;
+
+impl PartialSchema for EndReason {
+    fn schema() -> RefOr<Schema> {
+        let names = [Some("SOLD_OUT"), Some("TIME_EXPIRED"), Some("ENDED_BY_OPERATOR"), None];
+        let types = SchemaType::from_iter([Type::String, Type::Null]);
+        ObjectBuilder::new().schema_type(types).enum_values(Some(names)).into()
+    }
+}
+
+impl ToSchema for EndReason {}
 
 text!(
     /// Counted and enqueued.

@@ -17,6 +17,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+use weir_core::sale::EndReason;
 use weir_store::sale::Product;
 
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
@@ -41,6 +42,7 @@ struct InitialData<'a> {
     stock: u32,
     start_time: String,
     end_time: String,
+    end_reason: Option<&'static str>,
 }
 
 /// Watch sales.
@@ -108,6 +110,7 @@ fn initial(id: u64, product: &Product) -> Bytes {
         stock: sale.stock(),
         start_time: time_text(sale.terms.start),
         end_time: time_text(sale.terms.end),
+        end_reason: sale.state.end_reason().map(EndReason::as_str),
     };
     frame(id, "initial", &data)
 }

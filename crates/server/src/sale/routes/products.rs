@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use weir_core::Timestamp;
-use weir_core::sale::{ChangeError, Sku, Stock, Terms, TermsChange, TermsError};
-use weir_store::sale::{ChangeOutcome, CreateOutcome, Product};
+use weir_core::sale::{ChangeError, EndReason, Sku, Stock, Terms, TermsChange, TermsError};
+use weir_store::sale::{ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, Product};
 
 use super::{Outcome, Success, success, time_text};
 use crate::app::App;
@@ -21,7 +21,7 @@ use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 use crate::http::sale_error::SaleError;
-use crate::sale::events::{ProductChanged, ProductCreated, ProductDeleted};
+use crate::sale::events::{ProductChanged, ProductCreated, ProductDeleted, SaleEnded, SaleExtended};
 
 /// A new product and its sale. Handlers read the body field by field, so that one response lists all invalid fields; this
 /// type is for the OpenAPI document.
@@ -74,6 +74,16 @@ struct ProductChange {
     end_time: String,
 }
 
+/// A later end of a sale.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase", examples(json!({"endTime": "2030-02-15T11:00:00.000Z"})))]
+#[expect(dead_code, reason = "only the OpenAPI document uses it")]
+struct SaleExtension {
+    /// When the sale ends. Must be later than its present end.
+    #[schema(value_type = schema::Time)]
+    end_time: String,
+}
+
 /// A product and its sale.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -85,7 +95,7 @@ struct ProductResponse {
     product_name: String,
     #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
     initial_stock: u32,
-    /// Units left. Not in responses to POST and PUT.
+    /// Units left. Not when a product is created or changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, examples(87))]
     current_stock: Option<u32>,
@@ -95,7 +105,11 @@ struct ProductResponse {
     end_time: String,
     #[schema(value_type = schema::SaleState)]
     state: &'static str,
-    /// Units sold. Not in responses to POST and PUT.
+    /// Why the sale has ended; only then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::EndReason, required = false)]
+    end_reason: Option<&'static str>,
+    /// Units sold. Not when a product is created or changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, examples(13))]
     total_purchases: Option<u32>,
@@ -225,7 +239,8 @@ pub(crate) async fn change_product(
 
 /// Reset a product.
 ///
-/// Deletes a product and all its purchases. The sku can be used again. Meant for development and tests.
+/// Deletes a product and all its purchases. The sku can be used again. Meant for development and tests: unless
+/// `sale.allow_reset` is on, a product that is active or has purchases stays.
 #[utoipa::path(
     delete,
     path = "/api/v1/products/{sku}",
@@ -234,6 +249,7 @@ pub(crate) async fn change_product(
     responses(
         (status = 200, description = "Deleted.", body = Success<ResetResponse>),
         (status = 404, description = "There is no such product."),
+        (status = 409, description = "`RESET_DISABLED`: the product is active or has purchases."),
     ),
 )]
 pub(crate) async fn delete_product(
@@ -242,12 +258,91 @@ pub(crate) async fn delete_product(
 ) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     let before = app.sale.product(&sku).await?;
-    if !app.sale.delete(&sku).await? {
-        return Err(unknown_product());
+    match app.sale.delete(&sku).await? {
+        DeleteOutcome::Deleted => {}
+        DeleteOutcome::UnknownSku => return Err(unknown_product()),
+        DeleteOutcome::InUse => {
+            let message =
+                "The product is active or has purchases. To delete it all the same, set sale.allow_reset.";
+            return Err(SaleError::conflict("RESET_DISABLED", message));
+        }
     }
     ProductDeleted { sku: &sku, before: before.as_ref() }.emit();
     let message = format!("Product {sku} and all associated sale data have been reset.");
     Ok(success(ResetResponse { message }).into_response())
+}
+
+/// End a sale.
+///
+/// Ends an active sale at once and for ever. Buyers are refused with `SALE_NOT_ACTIVE` from then on.
+#[utoipa::path(
+    post,
+    path = "/api/v1/products/{sku}/end",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "The sku of the product.")),
+    responses(
+        (
+            status = 200,
+            description = "The product, or `SALE_NOT_ACTIVE` if its sale has not begun or has ended.",
+            body = Outcome<ProductResponse>,
+        ),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
+pub(crate) async fn end_sale(State(app): State<Arc<App>>, sku: PathParam) -> Result<Response, SaleError> {
+    let sku = parse_path(sku)?;
+    match app.sale.end(&sku).await? {
+        EndOutcome::Ended(product) => {
+            SaleEnded { product: &product }.emit();
+            Ok(success(describe_with_stock(product)).into_response())
+        }
+        EndOutcome::NotActive => Err(SaleError::refusal("SALE_NOT_ACTIVE", "The sale is not active.")),
+        EndOutcome::UnknownSku => Err(unknown_product()),
+    }
+}
+
+/// Extend a sale.
+///
+/// Moves the end of a sale that has not ended to a later time.
+#[utoipa::path(
+    post,
+    path = "/api/v1/products/{sku}/extend",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "The sku of the product.")),
+    request_body = SaleExtension,
+    responses(
+        (
+            status = 200,
+            description = "The product, or `SALE_NOT_MODIFIABLE` if its sale has ended.",
+            body = Outcome<ProductResponse>,
+        ),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
+pub(crate) async fn extend_sale(
+    State(app): State<Arc<App>>,
+    sku: PathParam,
+    body: Result<Json<Map<String, Value>>, ApiError>,
+) -> Result<Response, SaleError> {
+    let sku = parse_path(sku)?;
+    let Json(body) = body?;
+    let mut fields = ProductFields { body: &body, wrong: Vec::new() };
+    let end = fields.time("endTime");
+    fields.require("endTime");
+    fields.finish()?;
+    let end = end.ok_or_else(|| SaleError::invalid("The extension is incomplete."))?;
+    let before = app.sale.product(&sku).await?;
+    match app.sale.extend(&sku, end).await? {
+        ChangeOutcome::Changed(product) => {
+            SaleExtended { product: &product, before: before.as_ref() }.emit();
+            Ok(success(describe_with_stock(product)).into_response())
+        }
+        ChangeOutcome::Refused(ChangeError::Terms(problem)) => Err(wrong_terms(problem)),
+        ChangeOutcome::Refused(ChangeError::NotModifiable) => {
+            Err(SaleError::refusal("SALE_NOT_MODIFIABLE", "Cannot extend a sale that has ended."))
+        }
+        ChangeOutcome::UnknownSku => Err(unknown_product()),
+    }
 }
 
 /// The fields of a body, and the errors found in them so far.
@@ -345,17 +440,17 @@ fn wrong_terms(problem: TermsError) -> SaleError {
         TermsError::ProductName => "productName",
         TermsError::InitialStock => "initialStock",
         TermsError::StartTime => "startTime",
-        TermsError::EndTime => "endTime",
+        TermsError::EndTime | TermsError::NotExtended => "endTime",
     };
     SaleError::invalid_fields(vec![(field, problem.to_string())], None)
 }
 
 /// Parses the sku in the path. An invalid sku is an unknown product.
-fn parse_path(path: PathParam) -> Result<Sku, SaleError> {
+pub(super) fn parse_path(path: PathParam) -> Result<Sku, SaleError> {
     path.0.ok().and_then(|text| Sku::parse(text).ok()).ok_or_else(unknown_product)
 }
 
-fn unknown_product() -> SaleError {
+pub(super) fn unknown_product() -> SaleError {
     SaleError::not_found("There is no such product.")
 }
 
@@ -369,6 +464,7 @@ fn describe(product: Product) -> ProductResponse {
         start_time: time_text(terms.start),
         end_time: time_text(terms.end),
         state: product.sale.state.as_str(),
+        end_reason: product.sale.state.end_reason().map(EndReason::as_str),
         total_purchases: None,
         created_at,
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use weir_core::UserId;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
-use weir_store::sale::{Buy, BuyOutcome};
+use weir_store::sale::{Buy, BuyOutcome, FoundPurchase};
 use weir_store::throttle::ThrottleDecision;
 
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
@@ -57,6 +57,8 @@ pub(crate) struct PurchaseRequest {
 #[serde(rename_all = "camelCase")]
 #[schema(as = Purchase)]
 struct PurchaseResponse {
+    #[schema(value_type = schema::Sku)]
+    sku: String,
     /// `PUR-`, the day in UTC, and the number of the purchase in its sale, in four digits or more.
     #[schema(examples("PUR-20260215-0001"))]
     purchase_no: String,
@@ -115,9 +117,9 @@ pub(crate) async fn create_purchase(
     let limit_state = throttle(&app, &buyer)?;
     let header = headers.get(CHALLENGE_TOKEN).and_then(|value| value.to_str().ok());
     challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
-    let outcome = app.sale.buy(Buy { sku, buyer }).await?;
+    let outcome = app.sale.buy(Buy { sku: sku.clone(), buyer }).await?;
     let mut response = match outcome {
-        BuyOutcome::Bought { receipt, .. } => describe(receipt).into_response(),
+        BuyOutcome::Bought { receipt, .. } => describe(&sku, receipt).into_response(),
         BuyOutcome::Refused(refusal) => refuse(refusal).into_response(),
         BuyOutcome::UnknownSku => unknown_sale().into_response(),
     };
@@ -149,9 +151,10 @@ pub(crate) async fn get_purchase(
 ) -> Result<Response, SaleError> {
     let buyer = parse_buyer(&headers)?;
     let sku = parse_query(query)?;
-    let receipt = app.sale.purchase(&buyer, sku.as_ref()).await?;
-    let receipt = receipt.ok_or_else(|| SaleError::not_found("No purchase found for this user."))?;
-    Ok(([(CACHE_CONTROL, "no-store")], describe(receipt)).into_response())
+    let found = app.sale.purchase(&buyer, sku.as_ref()).await?;
+    let FoundPurchase { sku, receipt } =
+        found.ok_or_else(|| SaleError::not_found("No purchase found for this user."))?;
+    Ok(([(CACHE_CONTROL, "no-store")], describe(&sku, receipt)).into_response())
 }
 
 /// Reads the buyer from the header `X-User-Id`.
@@ -225,8 +228,9 @@ fn refuse(refusal: PurchaseRefusal) -> SaleError {
     }
 }
 
-fn describe(receipt: PurchaseReceipt) -> impl IntoResponse {
+fn describe(sku: &Sku, receipt: PurchaseReceipt) -> impl IntoResponse + use<> {
     success(PurchaseResponse {
+        sku: sku.to_string(),
         purchase_no: receipt.purchase_no().to_string(),
         purchased_at: time_text(receipt.at),
     })

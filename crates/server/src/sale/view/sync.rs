@@ -15,6 +15,8 @@ use crate::sale::events::{RefreshFailed, StateSaveFailed};
 const POLL_WITH_EVENTS: Duration = Duration::from_secs(2);
 /// The longest sleep of the timer. After it the clocks are compared again.
 const SLEEP_MAX: Duration = Duration::from_secs(600);
+/// How long the store may take to say whether a sale was extended before its end is published.
+const READ_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl SaleView {
     /// Keeps the view of a shared store current while there are event streams, until the server stops.
@@ -69,6 +71,10 @@ impl SaleView {
     /// Publishes and saves states when they are due, until the server stops.
     pub(crate) async fn run_timer(self: Arc<Self>, closing: CancellationToken) {
         loop {
+            if self.is_end_due() {
+                // Another server may have extended the sale. Without the store, what is known here counts.
+                let _ = tokio::time::timeout(READ_TIMEOUT, self.read_again()).await;
+            }
             let (has_changed, next) = self.advance_states();
             if has_changed && let Err(error) = self.store.save_due_states().await {
                 StateSaveFailed { error: &error }.emit();
@@ -103,6 +109,22 @@ impl SaleView {
             next = next.into_iter().chain(transition).min();
         }
         (has_changed, next)
+    }
+
+    /// Returns whether other servers may have extended a sale whose time is over here.
+    fn is_end_due(&self) -> bool {
+        let view = self.state.read();
+        let Some(now) = self.now(&view).filter(|_| self.is_shared) else { return false };
+        view.products.values().any(|product| {
+            product.sale.state.end_reason().is_none() && product.sale.state_at(now).end_reason().is_some()
+        })
+    }
+
+    async fn read_again(&self) {
+        self.invalidate();
+        if let Err(error) = self.refresh().await {
+            RefreshFailed { error: &error }.emit();
+        }
     }
 
     fn has_snapshot(&self) -> bool {

@@ -9,9 +9,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::UserId;
-use weir_core::sale::{PurchaseReceipt, Sale, Terms, TermsChange};
+use weir_core::sale::{Sale, Terms, TermsChange};
 use weir_store::Batch;
-use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, SaleAudit, SaleEvent};
+use weir_store::sale::{
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, Purchase,
+    PurchasePosition, SaleAudit, SaleEvent,
+};
 
 use super::*;
 use crate::sale::event_ring::SaleSubscription;
@@ -46,13 +49,27 @@ impl SaleStore for ChangingStore {
     async fn change_product(&self, _: &Sku, _: TermsChange) -> Result<ChangeOutcome> {
         refused()
     }
-    async fn delete_product(&self, _: &Sku) -> Result<bool> {
+    async fn end_sale(&self, _: &Sku) -> Result<EndOutcome> {
+        refused()
+    }
+    async fn extend_sale(&self, _: &Sku, _: Timestamp) -> Result<ChangeOutcome> {
+        refused()
+    }
+    async fn delete_product(&self, _: &Sku, _: bool) -> Result<DeleteOutcome> {
         refused()
     }
     async fn buy_batch(&self, _: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         refused()
     }
-    async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
+    async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<FoundPurchase>> {
+        refused()
+    }
+    async fn list_purchases(
+        &self,
+        _: &Product,
+        _: Option<PurchasePosition>,
+        _: usize,
+    ) -> Result<Vec<Purchase>> {
         refused()
     }
     async fn snapshot(&self) -> Result<SaleSnapshot> {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use serde_json::json;
+use serde_json::{Value, json};
 use weir_testkit::http::Client;
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::Weir;
@@ -21,22 +21,22 @@ use super::fixtures::{
 };
 use crate::fixtures::{TEST_TIMEOUT, audit, operator, weir_with_long_timeouts};
 
-fn skipped() -> bool {
+pub(super) fn skipped() -> bool {
     skip("postgres") || skip("redis")
 }
 
 /// Two servers on one database and one Redis without persistence, each behind a proxy.
-struct Fleet {
-    redis: Server,
-    to_redis: Proxy,
-    to_postgres: Proxy,
-    weirs: Vec<Weir>,
-    clients: Vec<Client>,
-    _database: Database,
+pub(super) struct Fleet {
+    pub(super) redis: Server,
+    pub(super) to_redis: Proxy,
+    pub(super) to_postgres: Proxy,
+    pub(super) weirs: Vec<Weir>,
+    pub(super) clients: Vec<Client>,
+    database: Database,
 }
 
 impl Fleet {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         Self::start_with(|proxy, _direct| proxy, &[UNTHROTTLED]).await
     }
 
@@ -47,7 +47,10 @@ impl Fleet {
     }
 
     /// Starts servers with these environment variables. `choose` picks the proxy's or the direct address of an engine.
-    async fn start_with(choose: fn(SocketAddr, SocketAddr) -> SocketAddr, settings: &[(&str, &str)]) -> Self {
+    pub(super) async fn start_with(
+        choose: fn(SocketAddr, SocketAddr) -> SocketAddr,
+        settings: &[(&str, &str)],
+    ) -> Self {
         let database = postgres::Server::shared().database("sale").await;
         let redis = Server::private(&Options { appendonly: false, ..Options::default() });
         let to_redis = Proxy::start(redis.address()).await;
@@ -60,12 +63,12 @@ impl Fleet {
         };
         let weirs = vec![start().await, start().await];
         let clients: Vec<Client> = weirs.iter().map(|weir| Client::new(weir.base_url())).collect();
-        let fleet = Self { redis, to_redis, to_postgres, weirs, clients, _database: database };
+        let fleet = Self { redis, to_redis, to_postgres, weirs, clients, database };
         fleet.wait_until_healthy().await;
         fleet
     }
 
-    async fn wait_until_healthy(&self) {
+    pub(super) async fn wait_until_healthy(&self) {
         for client in &self.clients {
             wait::until("health is good", TEST_TIMEOUT * 2, async || {
                 client.get("/health").await.is_ok_and(|answer| answer.status == 200)
@@ -74,18 +77,28 @@ impl Fleet {
         }
     }
 
-    fn operator(&self) -> Client {
+    pub(super) fn operator(&self) -> Client {
         operator(&self.weirs[0])
     }
 
     /// Waits until all sold units are persisted and the audit balances.
-    async fn expect_audit(&self, sku: &str, stock: u32, sold: u32) {
-        let item = json!([{"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold}]);
+    pub(super) async fn expect_audit(&self, sku: &str, stock: u32, sold: u32) {
+        self.expect_items(json!([{"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold}]))
+            .await;
+    }
+
+    pub(super) async fn expect_items(&self, items: Value) {
         wait::until("all purchases are persisted", TEST_TIMEOUT * 2, async || {
             let audit = audit(&self.operator()).await;
-            audit["ok"] == true && audit["sale"]["items"] == item
+            audit["ok"] == true && audit["sale"]["items"] == items
         })
         .await;
+    }
+
+    /// Runs a query that returns a count, directly in Postgres.
+    pub(super) async fn count(&self, sql: &str) -> i64 {
+        let rows = self.database.query_strings(sql).await;
+        rows[0][0].as_deref().expect("a count").parse().expect("a number")
     }
 }
 
