@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::{try_join, try_join_all, try_join3};
+use futures_util::future::{try_join_all, try_join3};
 use tokio_postgres::Row;
 use weir_core::Timestamp;
 use weir_core::request::retry::RetryPolicy;
@@ -267,11 +267,10 @@ async fn scan(
     scans: &[TurnScan],
     test_clock: Option<SystemTime>,
 ) -> Result<Vec<Vec<Row>>, tokio_postgres::Error> {
-    let read = |scan| async move {
-        let TurnScan { downstream, after, limit } = scan;
+    let read = scans.iter().map(async |TurnScan { downstream, after, limit }: &TurnScan| {
         statement.query(&[downstream, after, &row::bigint(*limit), &test_clock]).await
-    };
-    try_join_all(scans.iter().map(read)).await
+    });
+    try_join_all(read).await
 }
 
 fn take_found(plan: &mut TurnClaim, scans: &[TurnScan], read: &[Vec<Row>]) -> Result<()> {
@@ -357,10 +356,9 @@ async fn claim_oldest(
     if next.is_none_or(|next| !next.is_zero()) {
         return Ok(ClaimedJobs { next_due_in: next, ..ClaimedJobs::default() });
     }
-    let [claim, clock] = session.prepare([CLAIM_OLDEST, CLOCK]).await?;
     let (test_clock, bytes) = (engine.clock_override(), row::bigint(CLAIM_BYTES_MAX));
     let values: Values<'_> = &[&columns.names, &columns.counts, &test_clock, &bytes];
-    claim_at_once(engine, session, (claim.query(values), clock.query_one(&[])), tenants, policy).await
+    claim_at_once(engine, session, CLAIM_OLDEST, values, tenants, policy).await
 }
 
 pub(super) async fn claim_express(
@@ -375,11 +373,9 @@ pub(super) async fn claim_express(
     if has_indexes(engine, &session).await? && !columns.names.is_empty() {
         let found = session.query_one(HAS_EXPRESS, &[&columns.names, &test_clock]).await?;
         if column(&found, 0)? {
-            let [claim, clock] = session.prepare([CLAIM_EXPRESS, CLOCK]).await?;
-            let (full, bytes) = (tenants.full(), row::bigint(CLAIM_BYTES_MAX));
-            let values: Values<'_> = &[&columns.names, &columns.counts, &test_clock, &bytes, &full];
-            let query = (claim.query(values), clock.query_one(&[]));
-            claimed = claim_at_once(engine, &session, query, tenants, policy).await?;
+            let (without, bytes) = (tenants.without_express(), row::bigint(CLAIM_BYTES_MAX));
+            let values: Values<'_> = &[&columns.names, &columns.counts, &test_clock, &bytes, &without];
+            claimed = claim_at_once(engine, &session, CLAIM_EXPRESS, values, tenants, policy).await?;
         }
     }
     session.keep();
@@ -390,14 +386,15 @@ pub(super) async fn claim_express(
 async fn claim_at_once(
     engine: &Postgres,
     session: &Session,
-    (claim, clock): (
-        impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
-        impl Future<Output = Result<Row, tokio_postgres::Error>>,
-    ),
+    sql: &'static str,
+    values: Values<'_>,
     tenants: &TenantCapacity,
     policy: &RetryPolicy,
 ) -> Result<ClaimedJobs> {
-    let (_, rows, clock) = session.bounded(try_join3(session.batch_execute("BEGIN"), claim, clock)).await?;
+    let [claim, clock] = session.prepare([sql, CLOCK]).await?;
+    let (_, rows, clock) = session
+        .bounded(try_join3(session.batch_execute("BEGIN"), claim.query(values), clock.query_one(&[])))
+        .await?;
     let now: Timestamp = engine.now(&clock)?;
     let rows = rows.iter().map(read_claim).collect::<Result<Vec<ClaimRow>>>()?;
     save_claim(session, rows, tenants, policy, now).await

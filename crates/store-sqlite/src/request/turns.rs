@@ -1,7 +1,7 @@
 //! Claims by turns of tenants, and claims of express jobs. The plan decides how many jobs each tenant gets; this file reads the
 //! tenants in the order of their turns and claims the jobs, turn by turn of the writer.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 
 use rusqlite::{Connection, OptionalExtension, params};
@@ -202,11 +202,11 @@ pub(super) fn claim_express(
     policy: &RetryPolicy,
     now: Timestamp,
 ) -> rusqlite::Result<ClaimedJobs> {
+    let without: HashSet<&str> = tenants.without_express().into_iter().collect();
     let (mut tenants, mut claimed, mut bytes) = (tenants.clone(), ClaimedJobs::default(), 0);
-    let full = tenants.full().len();
     for DownstreamCapacity { downstream, jobs } in room {
-        // Each tenant without capacity may have this many in front of the others.
-        let limit = jobs.saturating_add(full * EXPRESS_JOBS);
+        // Each tenant that gets none may have this many in front of the others.
+        let limit = jobs.saturating_add(without.len() * EXPRESS_JOBS);
         let mut statement = connection.prepare_cached(&format!("{CLAIM} {EXPRESS}"))?;
         let mut rows = statement.query(params![downstream, now.as_micros(), limited(limit)])?;
         let mut left = *jobs;
@@ -215,11 +215,9 @@ pub(super) fn claim_express(
                 break;
             }
             bytes += row.1.payload.bytes.len();
-            if tenants.admit(row.1.tenant.as_str()) {
+            if !without.contains(row.1.tenant.as_str()) && tenants.admit(row.1.tenant.as_str()) {
                 left -= 1;
                 jobs::claim(connection, row, policy, now, &mut claimed)?;
-            } else {
-                claimed.is_held_back = true;
             }
         }
     }

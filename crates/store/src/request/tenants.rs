@@ -43,7 +43,7 @@ impl TenantRules {
 #[derive(Clone, Debug, Default)]
 pub struct TenantCapacity {
     rules: Arc<TenantRules>,
-    /// Calls that run, of tenants whose calls are limited.
+    /// Calls that run.
     running: HashMap<String, usize>,
 }
 
@@ -67,7 +67,7 @@ impl TenantCapacity {
 
     /// Counts calls that start.
     pub fn start(&mut self, tenant: &str, calls: usize) {
-        if self.rules.of(tenant).concurrency.is_some() {
+        if calls > 0 {
             *self.running.entry(tenant.to_owned()).or_default() += calls;
         }
     }
@@ -95,6 +95,17 @@ impl TenantCapacity {
     #[must_use]
     pub fn full(&self) -> Vec<&str> {
         self.running.keys().map(String::as_str).filter(|tenant| self.free(tenant) == 0).collect()
+    }
+
+    /// The tenants that get no express jobs: those without capacity, and those with as many calls as express jobs may be. Otherwise
+    /// a few large tenants could use all that is kept for small ones.
+    #[must_use]
+    pub fn without_express(&self) -> Vec<&str> {
+        let has_many = |(_, running): &(&String, &usize)| !is_express(**running);
+        let many = self.running.iter().filter(has_many).map(|(tenant, _)| tenant.as_str());
+        let mut without = self.full();
+        without.extend(many);
+        without
     }
 }
 
@@ -142,7 +153,8 @@ mod tests {
         let mut capacity = TenantCapacity::new(Arc::new(rules));
         assert_eq!([capacity.admit("a"), capacity.admit("a"), capacity.admit("a")], [true, true, false]);
         assert!((0..100).all(|_| capacity.admit("b")), "others have no limit");
-        assert_eq!(capacity.full(), ["a"]);
+        assert_eq!((capacity.full(), capacity.without_express()), (vec!["a"], vec!["a", "b"]));
+        capacity.end("b", 100);
         capacity.end("a", 1);
         assert_eq!((capacity.free("a"), capacity.full().len()), (1, 0));
         capacity.end("a", 1);

@@ -6,4 +6,5 @@ mod fixtures;
 mod lost_lease;
 mod outcomes;
 mod store_outage;
+mod turns;
 mod webhooks;
