@@ -154,6 +154,53 @@ async fn requests_of_http_2_connections_count_as_connections_and_leave_probes_th
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_take_nothing_of_their_responses_leave_probes_their_reserve() {
+    let files = Files::new();
+    let weir = files.server().env("WEIR_HTTP_MAX_CONNECTIONS", "5").env("WEIR_HTTP_MAX_STREAMS", "4");
+    let weir = weir.spawn().await;
+    let mut hostile = files.caller().offering(&[HTTP_2]).with_window(0).open(weir.addr()).await.unwrap();
+    let mut answered = Vec::new();
+    for _ in 0..90 {
+        answered.push(hostile.get("/livez").await.unwrap());
+    }
+    let statuses: Vec<_> = answered.iter().map(|response| response.status().as_u16()).collect();
+    // The connection has the fifth permit.
+    let (ordinary, reserve) = (4, 4);
+    assert_eq!(statuses[..ordinary + reserve], [200; 8]);
+    assert!(statuses[ordinary + reserve..].iter().all(|status| *status == 503), "{statuses:?}");
+    let mut in_reserve = answered.drain(ordinary..ordinary + reserve);
+    let ends = tokio::spawn(join_all(in_reserve.by_ref().map(|response| response.into_body().collect())));
+    drop(in_reserve);
+    while !ends.is_finished() {
+        assert_eq!(files.caller().get(&weir, "/livez").await, Ok(200));
+    }
+    let ends = ends.await.unwrap();
+    assert!(ends.iter().all(Result::is_err), "they are reset, and other requests may use the reserve");
+    assert_eq!(hostile.get("/livez").await.unwrap().status(), StatusCode::OK);
+    assert_eq!(hostile.get("/api/v1/sales").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_counts_as_a_connection_until_all_of_it_is_taken() {
+    let files = Files::new();
+    let weir = files.server().env("WEIR_HTTP_MAX_CONNECTIONS", "50").env("WEIR_HTTP_MAX_STREAMS", "4");
+    let weir = weir.spawn().await;
+    let mut connection = files.caller().offering(&[HTTP_2]).with_window(1).open(weir.addr()).await.unwrap();
+    let mut responses = Vec::new();
+    for _ in 0..60 {
+        responses.push(connection.get("/openapi.json").await.unwrap());
+    }
+    let (taken, refused) = responses.split_at(49);
+    assert!(taken.iter().all(|response| response.status() == StatusCode::OK));
+    assert!(refused.iter().all(|response| response.status() == StatusCode::SERVICE_UNAVAILABLE));
+    responses.truncate(48);
+    wait::until("a cancelled response gives its permit back", TEST_TIMEOUT, async || {
+        connection.get("/openapi.json").await.unwrap().status() == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_without_tls_is_told_to_use_it() {
     let files = Files::new();
     let weir = files.server().spawn().await;
