@@ -11,10 +11,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::HttpBody;
 use axum::response::Response;
-use http::header::{COOKIE, HOST};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST};
 use http::uri::{Parts as UriParts, PathAndQuery};
-use http::{HeaderMap, HeaderValue, Request, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
@@ -26,7 +27,7 @@ use tokio::time::Instant;
 pub(super) use self::stream_body::StreamExecutor;
 use self::stream_body::{StreamBody, Unread};
 use super::error::ApiError;
-use super::event_stream::stream_body;
+use super::event_stream::with_events;
 use super::serve::{Acceptor, BUFFER_MAX, HEAD_MAX, head_length};
 use crate::peer::transport::Transport;
 use crate::peer::{ConnectionPermit, HEAD_FREE, Peer};
@@ -169,6 +170,7 @@ impl Acceptor {
         request: Request<Incoming>,
     ) -> Result<Response<StreamBody<Caller>>, Disconnected> {
         let active = streams.begin();
+        let is_head = request.method() == Method::HEAD;
         // The semaphore is never closed.
         let handler = Arc::clone(&streams.handlers).acquire_owned().await.map_err(|_closed| Disconnected)?;
         // A connection of the reserve that serves an ordinary request is an ordinary one.
@@ -187,6 +189,7 @@ impl Acceptor {
                 (self.spawn_answer(peer.clone(), handler, request).await.ok_or(Disconnected)?, Some(peer))
             }
         };
+        let response = if is_head { without_body(response) } else { with_events(response) };
         let caller = Caller { _alive: alive, _peer: peer, _active: active };
         Ok(response.map(|body| StreamBody::new(body, unread, caller)))
     }
@@ -228,10 +231,18 @@ impl Acceptor {
             self.metrics.record_shortage(Shortage::Memory);
             return self.router.refuse(&request, ApiError::out_of_memory());
         }
-        let method = request.method().clone();
-        let response = self.router.answer(peer, as_http1(request)).await;
-        stream_body(response, &method)
+        self.router.answer(peer, as_http1(request)).await
     }
+}
+
+/// The response to HEAD. hyper leaves out the body on HTTP/1.1 alone.
+fn without_body(mut response: Response) -> Response {
+    let length = std::mem::take(response.body_mut()).size_hint().exact();
+    if let Some(length) = length.filter(|length| *length > 0) {
+        // The gateway passes on a length that the upstream has stated.
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    response
 }
 
 /// Gives a request the form that it has on HTTP/1.1: the host in a header, a path as its URI, and one `Cookie`.
