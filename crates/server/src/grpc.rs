@@ -9,6 +9,7 @@ mod body;
 mod codec;
 mod decide;
 pub mod message;
+mod unread;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use self::body::BodyLimits;
 use self::message::{
     RateLimitRequest, RateLimitResponse, RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
+use self::unread::TrackResponses;
 use crate::app::App;
 use crate::auth::credentials::{ADMIN_KEY_HEADER, Credentials, LIMITS_CHECK};
 use crate::buffer_budget::BufferBudget;
@@ -81,8 +83,10 @@ pub async fn serve(listener: TcpListener, tls: Option<Tls>, app: Arc<App>) {
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         // Health needs no credentials: it is answered from memory and reveals nothing but health.
-        .add_service(limit_bodies.named_layer(health.max_decoding_message_size(HEALTH_BYTES_MAX)))
-        .add_service(limit_bodies.named_layer(rate_limits))
+        .add_service(TrackResponses(
+            limit_bodies.named_layer(health.max_decoding_message_size(HEALTH_BYTES_MAX)),
+        ))
+        .add_service(TrackResponses(limit_bodies.named_layer(rate_limits)))
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;

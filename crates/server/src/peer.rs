@@ -66,6 +66,8 @@ pub(crate) struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
     /// The semaphore of ordinary permits, if this permit is one of the reserve.
     ordinary: Option<Arc<Semaphore>>,
+    /// Of those that an HTTP/2 connection may have of the reserve.
+    _share: Option<OwnedSemaphorePermit>,
 }
 
 /// A connection, as metrics count it until it is dropped.
@@ -86,7 +88,7 @@ impl Drop for OpenConnection {
 
 impl ConnectionPermit {
     pub(crate) const fn ordinary(permit: OwnedSemaphorePermit) -> Self {
-        Self { _permit: permit, ordinary: None }
+        Self { _permit: permit, ordinary: None, _share: None }
     }
 
     pub(crate) const fn is_in_reserve(&self) -> bool {
@@ -95,7 +97,12 @@ impl ConnectionPermit {
 
     /// One of the few permits for operations routes, used when all ordinary ones are taken.
     pub(crate) const fn in_reserve(permit: OwnedSemaphorePermit, ordinary: Arc<Semaphore>) -> Self {
-        Self { _permit: permit, ordinary: Some(ordinary) }
+        Self { _permit: permit, ordinary: Some(ordinary), _share: None }
+    }
+
+    /// Holds the share as long as the permit.
+    pub(crate) fn with_share(self, share: OwnedSemaphorePermit) -> Self {
+        Self { _share: Some(share), ..self }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Accepts gRPC connections up to a maximum, plain or under TLS, and drops those that do not begin to speak HTTP/2. A TLS
-//! handshake runs in the task of its connection, when that first reads or writes.
+//! Accepts gRPC connections up to a maximum, plain or under TLS, and drops those that do not begin to speak HTTP/2, and those
+//! whose callers do not take their responses. A TLS handshake runs in the task of its connection, when that first reads or writes.
 
 use std::io;
 use std::pin::Pin;
@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tokio_rustls::Accept;
 use tokio_rustls::server::TlsStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
+use super::unread::Unread;
+use crate::peer::transport::Tcp;
 use crate::tls::{Protocols, Tls};
 
 /// The pause after `accept` failed, for example because no file descriptors are left.
@@ -37,8 +39,7 @@ pub(super) fn connections(
         loop {
             match listener.accept().await {
                 Ok((stream, _peer)) => {
-                    let _ = stream.set_nodelay(true);
-                    let connection = GrpcConnection::new(stream, tls.as_ref(), permit);
+                    let connection = GrpcConnection::new(Tcp::new(stream), tls.as_ref(), permit);
                     return Some((Ok(connection), (listener, tls, permits)));
                 }
                 Err(error) => {
@@ -52,7 +53,7 @@ pub(super) fn connections(
 
 pub(super) struct GrpcConnection {
     transport: Transport,
-    peer: TcpConnectInfo,
+    unread: Unread,
     _permit: OwnedSemaphorePermit,
     /// The bytes of the preface that have not arrived yet.
     preface: usize,
@@ -61,20 +62,19 @@ pub(super) struct GrpcConnection {
 }
 
 enum Transport {
-    Plain(TcpStream),
-    Handshake(Box<Accept<TcpStream>>),
-    Tls(Box<TlsStream<TcpStream>>),
+    Plain(Tcp),
+    Handshake(Box<Accept<Tcp>>),
+    Tls(Box<TlsStream<Tcp>>),
 }
 
 impl GrpcConnection {
-    fn new(stream: TcpStream, tls: Option<&Tls>, permit: OwnedSemaphorePermit) -> Self {
+    fn new(stream: Tcp, tls: Option<&Tls>, permit: OwnedSemaphorePermit) -> Self {
         let preface_timer = Some(Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)));
-        let peer = stream.connect_info();
         let transport = match tls {
             Some(tls) => Transport::Handshake(Box::new(tls.acceptor(Protocols::Grpc).accept(stream))),
             None => Transport::Plain(stream),
         };
-        Self { transport, peer, _permit: permit, preface: PREFACE_BYTES, preface_timer }
+        Self { transport, unread: Unread::default(), _permit: permit, preface: PREFACE_BYTES, preface_timer }
     }
 
     /// Returns what to read from and write to, once the handshake is complete.
@@ -110,10 +110,10 @@ trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
 
 impl Connected for GrpcConnection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Unread;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.peer.clone()
+    fn connect_info(&self) -> Unread {
+        self.unread.clone()
     }
 }
 
@@ -123,6 +123,9 @@ impl AsyncRead for GrpcConnection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.unread.is_overdue() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         let before = buffer.filled().len();
         let read = ready!(self.poll_stream(context))?.poll_read(context, buffer);
         if self.preface_timer.is_none() {
@@ -161,10 +164,13 @@ impl AsyncWrite for GrpcConnection {
 mod tests {
     use std::pin::pin;
 
+    use bytes::Bytes;
     use futures_util::{FutureExt, StreamExt};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
+    use crate::peer::transport::WRITE_TIMEOUT;
 
     #[tokio::test(start_paused = true)]
     async fn connections_beyond_the_bound_wait_and_silent_ones_are_dropped() {
@@ -195,5 +201,22 @@ mod tests {
         connection.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
         let idle = tokio::time::timeout(10 * PREFACE_TIMEOUT, connection.read_u8()).await;
         assert!(idle.is_err(), "it is not ended: {idle:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_responses_are_not_taken_is_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut accepted = pin!(connections(listener, None, 1));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        client.write_all(&[0; PREFACE_BYTES]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
+        let message = connection.connect_info().track(Bytes::from_static(b"message"));
+        tokio::time::advance(WRITE_TIMEOUT).await;
+        let read = connection.read_u8().now_or_never().expect("it does not wait");
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(message);
+        assert!(connection.read_u8().now_or_never().is_none(), "it goes on when all is taken");
     }
 }

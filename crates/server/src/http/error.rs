@@ -144,6 +144,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
     }
 
+    /// 503: every connection that the server may have is taken.
+    pub(crate) fn out_of_connections() -> Self {
+        Self::unavailable("The server has as many connections as it may; try again")
+    }
+
     /// 503: the memory budget of unfinished requests is exhausted.
     pub(crate) fn out_of_memory() -> Self {
         let message =

@@ -60,10 +60,9 @@ pub(crate) fn detach(
 }
 
 /// Returns a response for hyper to write on HTTP/2, which has one connection for many streams: hyper writes the events as well.
-pub(crate) fn stream_body(mut response: Response, method: &Method) -> Response {
+pub(crate) fn with_events(mut response: Response) -> Response {
     if let Some(EventStream(events)) = response.extensions_mut().remove()
         && let Some(events) = events.lock().take()
-        && method != Method::HEAD
     {
         *response.body_mut() = Body::from_stream(events.map(Ok::<_, Infallible>));
     }

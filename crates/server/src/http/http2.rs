@@ -4,28 +4,30 @@
 //! Handlers run in tasks of their own, because hyper drops the future of a request that the caller cancels, and a handler that
 //! has begun must end as it would on HTTP/1.1. It notices through its peer that the caller has left.
 
-use std::pin::{Pin, pin};
+mod stream_body;
+
+use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use http::header::{COOKIE, HOST};
+use axum::body::HttpBody;
+use axum::response::Response;
+use http::header::{CONTENT_LENGTH, COOKIE, HOST};
 use http::uri::{Parts as UriParts, PathAndQuery};
-use http::{HeaderMap, HeaderValue, Request, Uri};
-use hyper::body::{Frame, Incoming, SizeHint};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri};
+use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
+pub(super) use self::stream_body::StreamExecutor;
+use self::stream_body::{StreamBody, Unread};
 use super::error::ApiError;
-use super::event_stream::stream_body;
-use super::router::{REQUEST_ID, new_request_id};
+use super::event_stream::with_events;
 use super::serve::{Acceptor, BUFFER_MAX, HEAD_MAX, head_length};
 use crate::peer::transport::Transport;
 use crate::peer::{ConnectionPermit, HEAD_FREE, Peer};
@@ -35,6 +37,8 @@ use crate::telemetry::metrics::Shortage;
 pub(super) const CONNECTIONS_MAX: usize = 4_096;
 /// The most concurrent requests of one connection, with those that it has cancelled and that are still at work.
 const STREAMS_MAX: u32 = 100;
+/// The most permits of the reserve that requests of one connection hold. Otherwise one connection could take all of them.
+const RESERVE_STREAMS: usize = 4;
 /// The bytes that a request may send before they are read: HTTP/2's own default.
 const STREAM_WINDOW_BYTES: u32 = 65_535;
 /// The bytes that a connection may send before they are read.
@@ -46,8 +50,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a connection without requests may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) fn builder() -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
+pub(super) fn builder() -> Builder<StreamExecutor> {
+    let mut builder = Builder::new(StreamExecutor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -65,6 +69,8 @@ struct Streams {
     activity: Mutex<Activity>,
     /// Handlers at work, for callers that have cancelled their requests as well.
     handlers: Arc<Semaphore>,
+    /// Its share of the permits of the reserve.
+    reserve: Arc<Semaphore>,
 }
 
 struct Activity {
@@ -80,7 +86,9 @@ struct ActiveStream(Arc<Streams>);
 impl Streams {
     fn new() -> Arc<Self> {
         let activity = Mutex::new(Activity { active: 0, since: Instant::now() });
-        Arc::new(Self { activity, handlers: Arc::new(Semaphore::new(STREAMS_MAX as usize)) })
+        let [handlers, reserve] =
+            [STREAMS_MAX as usize, RESERVE_STREAMS].map(|permits| Arc::new(Semaphore::new(permits)));
+        Arc::new(Self { activity, handlers, reserve })
     }
 
     fn begin(self: &Arc<Self>) -> ActiveStream {
@@ -160,71 +168,80 @@ impl Acceptor {
         connection: Peer,
         streams: Arc<Streams>,
         request: Request<Incoming>,
-    ) -> Result<Response<StreamBody>, Disconnected> {
+    ) -> Result<Response<StreamBody<Caller>>, Disconnected> {
         let active = streams.begin();
+        let is_head = request.method() == Method::HEAD;
         // The semaphore is never closed.
         let handler = Arc::clone(&streams.handlers).acquire_owned().await.map_err(|_closed| Disconnected)?;
         // A connection of the reserve that serves an ordinary request is an ordinary one.
         connection.leave_reserve();
+        let unread = Unread::current();
         let (alive, cancelled) = oneshot::channel();
-        let Some(permit) = self.request_permit() else {
-            self.metrics.record_shortage(Shortage::Connections);
-            let refusal = ApiError::unavailable("The server has as many connections as it may; try again");
-            return Ok(refused(refusal).map(|body| StreamBody {
-                body,
-                _alive: alive,
-                _peer: None,
-                _active: active,
-            }));
-        };
-        let transport = Transport::Http2(Some(cancelled));
-        let peer = Peer::new(transport, connection.address(), permit, self.budget.clone(), None);
-        let answering = {
-            let (this, peer) = (Arc::clone(&self), peer.clone());
-            let disconnecting = self.shutdown.disconnecting().clone();
-            async move {
-                let response = disconnecting.run_until_cancelled(this.answer_stream(&peer, request)).await;
-                drop(handler);
-                response
+        let (response, peer) = match self.request_permit(&streams, &request) {
+            None => {
+                self.metrics.record_shortage(Shortage::Connections);
+                (self.router.refuse(&request, ApiError::out_of_connections()), None)
+            }
+            Some(permit) => {
+                let transport = Transport::Http2(Some(cancelled));
+                let peer = Peer::new(transport, connection.address(), permit, self.budget.clone(), None);
+                unread.limit_in_reserve(&peer);
+                (self.spawn_answer(peer.clone(), handler, request).await.ok_or(Disconnected)?, Some(peer))
             }
         };
-        match self.connections.spawn(answering).await {
-            Ok(Some(response)) => Ok(response.map(|body| StreamBody {
-                body,
-                _alive: alive,
-                _peer: Some(peer),
-                _active: active,
-            })),
-            Ok(None) | Err(_) => Err(Disconnected),
-        }
+        let response = if is_head { without_body(response) } else { with_events(response) };
+        let caller = Caller { _alive: alive, _peer: peer, _active: active };
+        Ok(response.map(|body| StreamBody::new(body, unread, caller)))
     }
 
-    /// A permit for one request: an ordinary one, or else one of the reserve.
-    fn request_permit(&self) -> Option<ConnectionPermit> {
+    /// Answers a request in a task of its own. Returns `None` if the server has disconnected its callers.
+    async fn spawn_answer(
+        self: Arc<Self>,
+        peer: Peer,
+        handler: OwnedSemaphorePermit,
+        request: Request<Incoming>,
+    ) -> Option<Response> {
+        let connections = self.connections.clone();
+        let answering = async move {
+            let disconnecting = self.shutdown.disconnecting().clone();
+            let response = disconnecting.run_until_cancelled(self.answer_stream(&peer, request)).await;
+            drop(handler);
+            response
+        };
+        connections.spawn(answering).await.ok().flatten()
+    }
+
+    /// A permit for one request: an ordinary one, or else one of the reserve if its route may have that.
+    fn request_permit<B>(&self, streams: &Streams, request: &Request<B>) -> Option<ConnectionPermit> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Some(ConnectionPermit::ordinary(permit));
         }
         self.metrics.connections_held.inc();
+        if !self.router.is_in_reserve(request) {
+            return None;
+        }
+        let share = Arc::clone(&streams.reserve).try_acquire_owned().ok()?;
         let permit = Arc::clone(&self.reserve).try_acquire_owned().ok()?;
-        Some(ConnectionPermit::in_reserve(permit, Arc::clone(&self.permits)))
+        Some(ConnectionPermit::in_reserve(permit, Arc::clone(&self.permits)).with_share(share))
     }
 
     async fn answer_stream(&self, peer: &Peer, request: Request<Incoming>) -> Response {
         let mut charge = self.budget.charge();
         if charge.try_resize(head_length(&request).saturating_sub(HEAD_FREE)).is_err() {
             self.metrics.record_shortage(Shortage::Memory);
-            return refused(ApiError::out_of_memory());
+            return self.router.refuse(&request, ApiError::out_of_memory());
         }
-        let method = request.method().clone();
-        let response = self.router.answer(peer, as_http1(request)).await;
-        stream_body(response, &method)
+        self.router.answer(peer, as_http1(request)).await
     }
 }
 
-/// A response that the router has no part in.
-fn refused(error: ApiError) -> Response {
-    let mut response = error.into_response();
-    response.headers_mut().insert(REQUEST_ID, new_request_id());
+/// The response to HEAD. hyper leaves out the body on HTTP/1.1 alone.
+fn without_body(mut response: Response) -> Response {
+    let length = std::mem::take(response.body_mut()).size_hint().exact();
+    if let Some(length) = length.filter(|length| *length > 0) {
+        // The gateway passes on a length that the upstream has stated.
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
     response
 }
 
@@ -252,33 +269,12 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The body of a response. While it lasts, the peer is connected.
-struct StreamBody {
-    body: Body,
-    _alive: oneshot::Sender<std::convert::Infallible>,
+/// The caller of a request, while it has not taken its response.
+struct Caller {
+    _alive: oneshot::Sender<Infallible>,
     /// With the permit of the request.
     _peer: Option<Peer>,
     _active: ActiveStream,
-}
-
-impl hyper::body::Body for StreamBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ impl Route {
     }
 
     pub(crate) fn accepts(&self, method: &Method) -> bool {
-        // HEAD is answered like GET; hyper leaves out the body.
+        // HEAD is answered like GET; hyper leaves out the body, and on HTTP/2 `http2.rs`.
         let method = if method == Method::HEAD { &Method::GET } else { method };
         self.method.as_ref().is_none_or(|own| own == method)
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::response::{IntoResponse, Response};
@@ -140,6 +140,20 @@ impl Router {
         response
     }
 
+    /// Whether a request is answered even when all ordinary connections are taken.
+    pub(crate) fn is_in_reserve<B>(&self, request: &Request<B>) -> bool {
+        self.find(request.method(), request.uri().path()).0.is_in_reserve()
+    }
+
+    /// Refuses a request that there are no resources for, in the format of its route.
+    pub(crate) fn refuse<B>(&self, request: &Request<B>, error: ApiError) -> Response {
+        let (matched, route) = self.find(request.method(), request.uri().path());
+        let mut response = matched.error_format().refuse(error);
+        response.headers_mut().insert(REQUEST_ID, request_id(request.headers().get(REQUEST_ID)));
+        self.app.metrics.record_request(request.method(), route, response.status(), Duration::ZERO);
+        response
+    }
+
     /// Finds the route of a request and its metrics label, one of a fixed set.
     fn find(&self, method: &Method, path: &str) -> (RouteMatch<'_>, &'static str) {
         let Ok(matched) = self.paths.at(path) else { return (RouteMatch::NotFound, UNMATCHED) };
@@ -164,7 +178,7 @@ impl Router {
         self.hosts.check(request)?;
         if peer.is_in_reserve() && !matched.is_in_reserve() && !peer.leave_reserve() {
             self.app.metrics.record_shortage(Shortage::Connections);
-            return Err(ApiError::unavailable("The server has as many connections as it may; try again"));
+            return Err(ApiError::out_of_connections());
         }
         Ok(())
     }

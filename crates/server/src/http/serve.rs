@@ -25,7 +25,7 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1::Builder;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt::set_socket_reuseport;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket};
@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use super::error::ApiError;
 use super::event_stream::{Detached, detach, write_head};
-use super::http2::{CONNECTIONS_MAX as HTTP2_CONNECTIONS_MAX, builder as http2_builder};
+use super::http2::{CONNECTIONS_MAX as HTTP2_CONNECTIONS_MAX, StreamExecutor, builder as http2_builder};
 use super::lingering_close::linger;
 use super::router::{REQUEST_ID, Router, new_request_id};
 use super::tracked_body::TrackedBody;
@@ -58,7 +58,7 @@ const RESERVE: usize = 64;
 /// How long a connection of the reserve may take to send the head of its request.
 pub(super) const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection of the reserve may last, until its response is written.
-const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest head of a request.
 pub(super) const HEAD_MAX: usize = 32 * 1024;
 /// The most that hyper buffers of a request and of a response.
@@ -86,7 +86,7 @@ pub(super) struct Acceptor {
     pub(super) metrics: Arc<Metrics>,
     builder: Builder,
     reserve_builder: Builder,
-    pub(super) http2_builder: http2::Builder<TokioExecutor>,
+    pub(super) http2_builder: http2::Builder<StreamExecutor>,
     pub(super) read_timeout: Duration,
     pub(super) permits: Arc<Semaphore>,
     pub(super) reserve: Arc<Semaphore>,

@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 
 /// How long a peer may read nothing of what is written to it.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A TCP connection. Writing fails once the peer has read nothing for a minute.
 pub(crate) struct Tcp {

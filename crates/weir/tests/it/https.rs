@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body;
 use hyper_util::rt::TokioIo;
 use rustls::SupportedProtocolVersion;
 use rustls::version::{TLS12, TLS13};
@@ -21,6 +22,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use weir_server::auth::jwt::{self, Claims};
+use weir_server::routes::routes;
 use weir_testkit::certificates::Authority;
 use weir_testkit::process::Weir;
 use weir_testkit::raw_connection::Listener;
@@ -149,6 +151,56 @@ async fn requests_of_http_2_connections_count_as_connections_and_leave_probes_th
     streams.pop();
     wait::until("a cancelled stream gives its permit back", TEST_TIMEOUT, async || {
         connection.get("/api/v1/sales?sku=W").await.unwrap().status() == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_take_nothing_of_their_responses_leave_probes_their_reserve() {
+    let files = Files::new();
+    let weir = files.server().env("WEIR_HTTP_MAX_CONNECTIONS", "5").env("WEIR_HTTP_MAX_STREAMS", "4");
+    let weir = weir.spawn().await;
+    let mut hostile = files.caller().offering(&[HTTP_2]).with_window(0).open(weir.addr()).await.unwrap();
+    let mut answered = Vec::new();
+    for _ in 0..90 {
+        answered.push(hostile.get("/livez").await.unwrap());
+    }
+    let statuses: Vec<_> = answered.iter().map(|response| response.status().as_u16()).collect();
+    // The connection has the fifth permit.
+    let (ordinary, reserve) = (4, 4);
+    assert_eq!(statuses[..ordinary + reserve], [200; 8]);
+    assert!(statuses[ordinary + reserve..].iter().all(|status| *status == 503), "{statuses:?}");
+    let mut in_reserve = answered.drain(ordinary..ordinary + reserve);
+    let ends = tokio::spawn(join_all(in_reserve.by_ref().map(|response| response.into_body().collect())));
+    drop(in_reserve);
+    while !ends.is_finished() {
+        assert_eq!(files.caller().get(&weir, "/livez").await, Ok(200));
+    }
+    let ends = ends.await.unwrap();
+    assert!(ends.iter().all(Result::is_err), "they are reset, and other requests may use the reserve");
+    assert_eq!(hostile.get("/livez").await.unwrap().status(), StatusCode::OK);
+    let head = Request::head("/api/v1/sales").body(Full::default()).unwrap();
+    let refused = hostile.send(head).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.body().is_end_stream());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_counts_as_a_connection_until_all_of_it_is_taken() {
+    let files = Files::new();
+    let weir = files.server().env("WEIR_HTTP_MAX_CONNECTIONS", "50").env("WEIR_HTTP_MAX_STREAMS", "4");
+    let weir = weir.spawn().await;
+    let mut connection = files.caller().offering(&[HTTP_2]).with_window(1).open(weir.addr()).await.unwrap();
+    let mut responses = Vec::new();
+    for _ in 0..60 {
+        responses.push(connection.get("/openapi.json").await.unwrap());
+    }
+    let (taken, refused) = responses.split_at(49);
+    assert!(taken.iter().all(|response| response.status() == StatusCode::OK));
+    assert!(refused.iter().all(|response| response.status() == StatusCode::SERVICE_UNAVAILABLE));
+    responses.truncate(48);
+    wait::until("a cancelled response gives its permit back", TEST_TIMEOUT, async || {
+        connection.get("/openapi.json").await.unwrap().status() == StatusCode::OK
     })
     .await;
 }
@@ -381,6 +433,27 @@ async fn event_streams_are_served_over_tls() {
     assert_eq!(buy(&mut buyers, "a").await, StatusCode::OK);
     for (_, body) in &mut bodies {
         assert!(read_until(body, "event: stock-update").await.contains(r#""stock":4"#));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn head_is_answered_without_a_body_on_http_2() {
+    let files = Files::new();
+    let weir = files.server().spawn().await;
+    let mut connection = files.caller().offering(&[HTTP_2]).open(weir.addr()).await.unwrap();
+    create_active(&mut connection, &weir, 5).await;
+    let key = weir.admin_key();
+    for route in routes().iter().filter(|route| route.method.as_ref().is_none_or(|m| m == Method::GET)) {
+        let path = route.path.replace(['{', '}', '*'], "");
+        let head = Request::head(&path).header("x-admin-key", &key).body(Full::default()).unwrap();
+        let response = connection.send(head).await.unwrap();
+        assert!(response.body().is_end_stream(), "HEAD {path} has a body");
+    }
+    for path in ["/livez", "/openapi.json", "/docs"] {
+        let head = Request::head(path).body(Full::default()).unwrap();
+        let length = connection.send(head).await.unwrap().headers()["content-length"].clone();
+        let body = connection.get(path).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(length, body.len().to_string(), "{path}");
     }
 }
 

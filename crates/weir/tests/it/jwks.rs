@@ -98,6 +98,13 @@ async fn keys_that_a_provider_rotates_are_followed() {
     let calls = provider.calls();
     assert_eq!(calls.len(), 2, "{calls:?}");
     assert!(calls[1] - calls[0] >= Duration::from_secs(10), "{calls:?}");
+    provider.publish(200, "{\"keys\":[]}");
+    wait::until("the only keys are withdrawn", TEST_TIMEOUT, async || {
+        // It names a key that is unknown, so the keys are fetched before their time.
+        assert_eq!(status(&weir, &first).await, 401);
+        status(&weir, &next).await == 401
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,8 @@
 //! a token names a key that is not among them.
 //!
 //! One task fetches. Callers whose token names an unknown key wait for it, unless it has just fetched: unknown keys cost the
-//! provider one call in ten seconds, whoever sends them. The keys in use stay until the provider answers with others.
+//! provider one call in ten seconds, whoever sends them. The keys in use stay until the provider answers with
+//! another key set, which may be empty.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,8 +61,6 @@ pub(super) enum FetchError {
     Status(StatusCode),
     #[error("the answer is not a key set: {0}")]
     NotKeySet(#[from] serde_json::Error),
-    #[error("the key set has no key for RS256 (2,048 bits or more) or ES256")]
-    NoUsableKey,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -208,10 +207,13 @@ impl ProviderKeys {
             return Ok(());
         }
         let keys = key_set::usable_keys(&document)?;
+        // A provider may have to withdraw its only key before it has another.
         if keys.is_empty() {
-            return Err(FetchError::NoUsableKey);
+            let name = &self.name;
+            tracing::warn!("the key set of {name} has no usable key; tokens of the provider are refused");
+        } else {
+            tracing::info!("fetched {} keys from {}", keys.len(), self.name);
         }
-        tracing::info!("fetched {} keys from {}", keys.len(), self.name);
         let set = Arc::new(KeySet::new(keys.into_iter().chain(self.own_key.clone()), &self.required));
         *self.current.write() = CurrentKeys { set, document };
         Ok(())

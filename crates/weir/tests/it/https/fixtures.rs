@@ -66,12 +66,14 @@ pub(super) struct Caller {
     versions: &'static [&'static SupportedProtocolVersion],
     protocols: &'static [&'static str],
     identity: Option<Certificate>,
+    /// The bytes of a response that may be sent before they are read, on HTTP/2.
+    window: Option<u32>,
 }
 
 impl Caller {
     pub(super) fn trusting(authority: &Authority) -> Self {
         let authority = authority.pem();
-        Self { authority, versions: rustls::ALL_VERSIONS, protocols: &[], identity: None }
+        Self { authority, versions: rustls::ALL_VERSIONS, protocols: &[], identity: None, window: None }
     }
 
     pub(super) fn with_versions(self, versions: &'static [&'static SupportedProtocolVersion]) -> Self {
@@ -81,6 +83,11 @@ impl Caller {
     /// The protocols that the caller offers, by preference.
     pub(super) fn offering(self, protocols: &'static [&'static str]) -> Self {
         Self { protocols, ..self }
+    }
+
+    /// How many bytes of each response may be sent before they are read.
+    pub(super) fn with_window(self, bytes: u32) -> Self {
+        Self { window: Some(bytes), ..self }
     }
 
     pub(super) fn presenting(self, identity: Certificate) -> Self {
@@ -119,8 +126,9 @@ impl Caller {
         let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
         let io = TokioIo::new(stream);
         if chosen.as_deref() == Some(HTTP_2.as_bytes()) {
-            let (sender, connection) =
-                http2::handshake(TokioExecutor::new(), io).await.map_err(std::io::Error::other)?;
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.initial_stream_window_size(self.window);
+            let (sender, connection) = builder.handshake(io).await.map_err(std::io::Error::other)?;
             tokio::spawn(connection);
             return Ok(Connection::Http2(sender));
         }

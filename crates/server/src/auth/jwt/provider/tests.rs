@@ -126,8 +126,8 @@ async fn keys_stay_in_use_while_the_provider_answers_nonsense() {
         (200, "<html>Sign in</html>"),
         (200, ""),
         (200, "{}"),
-        (200, "{\"keys\":[]}"),
-        (200, "{\"keys\":[{\"kty\":\"oct\",\"k\":\"c2VjcmV0\"}]}"),
+        (200, "{\"keys\":null}"),
+        (200, "[]"),
         (200, large.as_str()),
         (302, ""),
         (404, "{}"),
@@ -141,6 +141,20 @@ async fn keys_stay_in_use_while_the_provider_answers_nonsense() {
     server.publish(200, other.as_str());
     provider.fetch().await.unwrap();
     assert!(verifies(&provider, &token("second")) && !verifies(&provider, &token("first")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_may_withdraw_its_only_key() {
+    let server = KeyServer::start(published("first")).await;
+    let provider = provider_with(&server, TIMING);
+    for none_usable in ["{\"keys\":[]}", "{\"keys\":[{\"kty\":\"oct\",\"k\":\"c2VjcmV0\"}]}"] {
+        server.publish(200, published("first"));
+        provider.fetch().await.unwrap();
+        assert!(verifies(&provider, &token("first")), "this token is remembered as verified");
+        server.publish(200, none_usable);
+        provider.fetch().await.unwrap();
+        assert!(!verifies(&provider, &token("first")), "{none_usable}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
