@@ -36,10 +36,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0013_request_trace.sql"),
     include_str!("../migrations/0014_request_index.sql"),
     include_str!("../migrations/0015_tier_subscription.sql"),
+    include_str!("../migrations/0016_tier_concurrency.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 15;
+const VERSION: i32 = 16;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.

@@ -7,3 +7,4 @@ mod locked_windows;
 mod pack;
 mod round_trips;
 mod save_failures;
+mod version_before;
