@@ -161,6 +161,10 @@ generated_id!(
     /// The id of a hold.
     HoldId
 );
+generated_id!(
+    /// The id of a permit.
+    PermitId
+);
 
 /// Adds conversions to ids that are stored or that callers send back.
 macro_rules! parseable_id {
@@ -184,6 +188,7 @@ macro_rules! parseable_id {
 
 parseable_id!(RequestId);
 parseable_id!(HoldId);
+parseable_id!(PermitId);
 
 #[cfg(test)]
 mod tests {

@@ -16,8 +16,8 @@ pub mod verdict;
 pub mod webhook;
 
 pub use id::{
-    ConfigName, EventId, HoldId, IdempotencyKey, MessageId, NameError, PolicyName, RequestId, RequestType,
-    STORED_MARK, TenantId, UserId,
+    ConfigName, EventId, HoldId, IdempotencyKey, MessageId, NameError, PermitId, PolicyName, RequestId,
+    RequestType, STORED_MARK, TenantId, UserId,
 };
 pub use time::{Clock, ManualClock, Timestamp};
 pub use trace::{SpanId, TraceContext, TraceId, TraceParent};

@@ -127,6 +127,7 @@ fn policies() -> Vec<Route> {
         route!(POST "/v1/refund", CHECK, tier::check::refund_limit),
         route!(POST "/v1/hold", CHECK, tier::hold::hold_limit),
         route!(POST "/v1/settle", CHECK, tier::hold::settle_hold),
+        route!(POST "/v1/release", CHECK, tier::release::release_permit),
     ]
 }
 

@@ -6,6 +6,7 @@ pub mod fixtures;
 pub mod history;
 pub mod holds;
 pub mod model;
+pub mod permits;
 pub mod plans;
 pub mod restart;
 pub mod spend;
@@ -66,6 +67,16 @@ macro_rules! tier_suite {
                 parallel_settlements_correct_once,
                 every_hold_is_open_settled_or_expired,
                 old_holds_are_purged,
+            ],
+            permits: [
+                no_more_permits_are_open_than_the_limit,
+                a_permit_ends_exactly_when_its_time_is_over,
+                permits_are_taken_together_or_not_at_all,
+                voided_and_reset_permits_are_free_at_once,
+                parallel_takers_never_pass_the_limit,
+                permits_survive_a_restart,
+                old_permits_are_purged,
+                a_name_is_that_of_one_policy_of_any_kind,
             ],
             restart: [
                 spent_amounts_survive_a_restart,

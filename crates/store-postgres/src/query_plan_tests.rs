@@ -65,6 +65,8 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("tier.rs", "TIERS", "there are four tiers"),
     ("tier/policy.rs", "ALL", "there are POLICIES_MAX policies at most"),
     ("tier/policy.rs", "PUT", "there are POLICIES_MAX policies at most"),
+    ("tier/permit.rs", "ALL", "there are POLICIES_MAX policies at most"),
+    ("tier/permit.rs", "PUT", "there are POLICIES_MAX policies at most"),
     ("clock.rs", "LOCK_SHARDS", "a topic has sixteen shards"),
     ("queue.rs", "LEASE", "a topic has sixteen shards"),
     ("sale/record.rs", "RECORD", "what is read again is a count, for one product"),

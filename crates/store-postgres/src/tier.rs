@@ -4,6 +4,7 @@
 //! that has read one has read all before it.
 
 mod hold;
+mod permit;
 mod policy;
 mod subscription;
 
@@ -12,11 +13,12 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use tokio_postgres::Row;
 use weir_core::tier::{Tier, TierLimits};
-use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_core::{HoldId, PermitId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    ChangedDefinition, DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold,
-    SpentRecord, SpentRow, Subscription, SubscriptionTerms, TierStore,
+    ChangedDefinition, ConcurrencyPolicy, ConcurrencySpec, DefinitionChanges, HoldAudit, NewHold, Origin,
+    PermitsOutcome, Policy, PolicySpec, ReleasedPermit, SettledHold, SpentRecord, SpentRow, Subscription,
+    SubscriptionTerms, TakePermits, TierStore,
 };
 
 use crate::row::{self, column, int, unreadable, unsigned};
@@ -125,7 +127,41 @@ impl TierStore for Postgres {
     }
 
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
-        policy::delete(self, name).await
+        let (limit, concurrency) = (policy::delete(self, name).await?, permit::delete(self, name).await?);
+        Ok(limit || concurrency)
+    }
+
+    async fn concurrency_policies(&self) -> Result<Vec<ConcurrencyPolicy>> {
+        permit::all(self).await
+    }
+
+    async fn put_concurrency(
+        &self,
+        name: &PolicyName,
+        spec: &ConcurrencySpec,
+        origin: Origin,
+    ) -> Result<Option<ConcurrencyPolicy>> {
+        permit::put(self, name, spec, origin).await
+    }
+
+    async fn take_permits(&self, batch: Vec<TakePermits>) -> Result<Vec<PermitsOutcome>> {
+        permit::take(self, &batch).await
+    }
+
+    async fn release_permit(&self, id: PermitId) -> Result<Option<ReleasedPermit>> {
+        permit::release(self, id).await
+    }
+
+    async fn void_permits(&self, ids: Vec<PermitId>) -> Result<()> {
+        permit::void(self, &ids).await
+    }
+
+    async fn reset_permits(&self, scope: u32, key: &str) -> Result<()> {
+        permit::reset(self, scope, key).await
+    }
+
+    async fn purge_permits(&self, keep: Duration, limit: usize) -> Result<u64> {
+        permit::purge(self, keep, limit).await
     }
 
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {

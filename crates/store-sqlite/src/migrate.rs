@@ -32,6 +32,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0022_request_turns.sql"),
     include_str!("../migrations/0023_tier_subscription.sql"),
     include_str!("../migrations/0024_sale_end.sql"),
+    include_str!("../migrations/0025_tier_concurrency.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

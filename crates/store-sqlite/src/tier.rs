@@ -2,6 +2,7 @@
 //! other process changes them.
 
 mod hold;
+mod permit;
 mod policy;
 mod spent;
 mod subscription;
@@ -13,11 +14,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::tier::{Tier, TierLimits};
-use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_core::{HoldId, PermitId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold, SpentRow, Subscription,
-    SubscriptionTerms, TierStore,
+    ConcurrencyPolicy, ConcurrencySpec, DefinitionChanges, HoldAudit, NewHold, Origin, PermitsOutcome,
+    Policy, PolicySpec, ReleasedPermit, SettledHold, SpentRow, Subscription, SubscriptionTerms, TakePermits,
+    TierStore,
 };
 
 pub(crate) use self::spent::SpentJournal;
@@ -122,12 +124,56 @@ impl TierStore for Sqlite {
     }
 
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
+        let of_concurrency = name.clone();
+        if self.inner.writer.run(move |connection| permit::delete(connection, &of_concurrency)).await? {
+            return Ok(true);
+        }
         let mut job = policy::DeleteJob::new(name.clone());
         let delete =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
                 job.run_turn(connection, &mut state.spent, turn)
             });
         delete.await
+    }
+
+    async fn concurrency_policies(&self) -> Result<Vec<ConcurrencyPolicy>> {
+        self.read(permit::all).await
+    }
+
+    async fn put_concurrency(
+        &self,
+        name: &PolicyName,
+        spec: &ConcurrencySpec,
+        origin: Origin,
+    ) -> Result<Option<ConcurrencyPolicy>> {
+        let (name, spec) = (name.clone(), *spec);
+        self.inner.writer.run(move |connection| permit::put(connection, &name, &spec, origin)).await
+    }
+
+    async fn take_permits(&self, batch: Vec<TakePermits>) -> Result<Vec<PermitsOutcome>> {
+        // The clock is read when the job runs: what an earlier job has taken has not ended earlier.
+        let clock = Arc::clone(&self.inner.clock);
+        self.inner.writer.run(move |connection| permit::take(connection, &batch, clock.now())).await
+    }
+
+    async fn release_permit(&self, id: PermitId) -> Result<Option<ReleasedPermit>> {
+        let clock = Arc::clone(&self.inner.clock);
+        self.inner.writer.run(move |connection| permit::release(connection, id, clock.now())).await
+    }
+
+    async fn void_permits(&self, ids: Vec<PermitId>) -> Result<()> {
+        self.inner.writer.run(move |connection| permit::void(connection, &ids)).await
+    }
+
+    async fn reset_permits(&self, scope: u32, key: &str) -> Result<()> {
+        let key = key.to_owned();
+        self.inner.writer.run(move |connection| permit::reset(connection, scope, &key)).await
+    }
+
+    async fn purge_permits(&self, keep: Duration, limit: usize) -> Result<u64> {
+        let before = self.inner.clock.now().minus(keep);
+        let purge = self.inner.writer.run(move |connection| permit::purge(connection, before, limit));
+        purge.await.map(|purged| purged as u64)
     }
 
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {

@@ -4,6 +4,7 @@
 //! limiter restores after a restart. [`LimitStore`] decides: it knows what each key has spent and charges all keys of a
 //! decision or none. Any implementation of one works with any of the other.
 
+mod permit;
 mod policy;
 mod spent_record;
 
@@ -15,10 +16,14 @@ use weir_core::tier::{
     Anchor, BucketLevel, Decision, Hold, HoldSettlement, LimitUsage, Plan, ScopedRule, Tier, TierLimits,
     TierRule,
 };
-use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_core::{HoldId, PermitId, PolicyName, Timestamp, UserId};
 
 use crate::Result;
 
+pub use self::permit::{
+    ConcurrencyPolicy, ConcurrencySpec, NewPermit, OpenPermits, PermitAsk, PermitsOutcome, ReleasedPermit,
+    TakePermits, permit_keys, plan_permits,
+};
 pub use self::policy::{Match, OnOutage, POLICIES_MAX, Policy, PolicySpec, UnreadablePolicy};
 pub use self::spent_record::{SpentRecord, SpentRow, UnreadableSpent};
 
@@ -67,6 +72,16 @@ pub enum Origin {
     File,
     /// Set over the API while the server runs.
     Operator,
+}
+
+impl Origin {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Operator => "operator",
+        }
+    }
 }
 
 /// A hold whose cost has been charged and that has to be stored.
@@ -159,8 +174,28 @@ pub trait TierStore: Send + Sync + 'static {
         spec: &PolicySpec,
         origin: Origin,
     ) -> Result<Option<Policy>>;
-    /// Deletes a policy and what was spent of it. Returns `false` if there is none.
+    /// Deletes a policy of any kind and what was spent of it. Returns `false` if there is none.
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool>;
+    /// All concurrency policies, in order of name. If a server of an earlier version has put another policy of the same name
+    /// since, that one counts.
+    async fn concurrency_policies(&self) -> Result<Vec<ConcurrencyPolicy>>;
+    /// As [`TierStore::put_policy`]. A name is that of one policy: each of these methods replaces one that the other has put.
+    async fn put_concurrency(
+        &self,
+        name: &PolicyName,
+        spec: &ConcurrencySpec,
+        origin: Origin,
+    ) -> Result<Option<ConcurrencyPolicy>>;
+    /// Decides a batch of permits in order, and stores those that it gives, in one commit.
+    async fn take_permits(&self, batch: Vec<TakePermits>) -> Result<Vec<PermitsOutcome>>;
+    /// Gives a permit back. Returns `None` if there is no such permit.
+    async fn release_permit(&self, id: PermitId) -> Result<Option<ReleasedPermit>>;
+    /// Deletes permits that nobody has heard of.
+    async fn void_permits(&self, ids: Vec<PermitId>) -> Result<()>;
+    /// Deletes the open permits of a key.
+    async fn reset_permits(&self, scope: u32, key: &str) -> Result<()>;
+    /// Deletes up to `limit` permits whose time was over longer than `keep` ago and returns how many.
+    async fn purge_permits(&self, keep: Duration, limit: usize) -> Result<u64>;
     /// Stores a hold and returns when it expires.
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp>;
     /// Settles a hold at its true cost, once. Returns `None` if there is no such hold.

@@ -6,6 +6,7 @@
 )]
 
 mod bucket;
+mod permit;
 mod together;
 mod window;
 

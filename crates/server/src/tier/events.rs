@@ -5,10 +5,11 @@ use weir_core::tier::{Tier, TierLimits};
 use weir_core::{PolicyName, UserId};
 use weir_queue::rfc3339;
 use weir_store::Error;
-use weir_store::tier::{PolicySpec, SubscriptionTerms};
+use weir_store::tier::SubscriptionTerms;
 
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
+use crate::tier::settings::policy_input::PolicyDefinition;
 
 /// A policy of the settings was not created, because there are too many.
 pub(super) struct PolicyLeftOut<'a> {
@@ -17,16 +18,16 @@ pub(super) struct PolicyLeftOut<'a> {
 
 impl PolicyLeftOut<'_> {
     pub(super) fn emit(self) {
-        tracing::warn!(policy = %self.policy, "too many policies: this one of the settings was not created");
+        tracing::warn!(policy = %self.policy, "too many policies, or an operator has put one of another kind: this one of the settings was not created");
     }
 }
 
 /// An operator created or changed a policy.
 pub(super) struct PolicyChanged<'a> {
     pub(super) policy: &'a PolicyName,
-    pub(super) spec: &'a PolicySpec,
+    pub(super) definition: &'a PolicyDefinition,
     /// The policy as this server knew it just before.
-    pub(super) before: Option<&'a PolicySpec>,
+    pub(super) before: Option<&'a PolicyDefinition>,
 }
 
 impl PolicyChanged<'_> {
@@ -38,7 +39,7 @@ impl PolicyChanged<'_> {
             callerScope = ids.caller_scope(),
             tenantId = ids.caller_tenant(),
             policy = %self.policy,
-            spec = ?self.spec,
+            spec = ?self.definition,
             before = self.before.map(debug),
             "a policy was changed"
         );
@@ -48,7 +49,7 @@ impl PolicyChanged<'_> {
 /// An operator deleted a policy.
 pub(super) struct PolicyDeleted<'a> {
     pub(super) policy: &'a PolicyName,
-    pub(super) before: Option<&'a PolicySpec>,
+    pub(super) before: Option<&'a PolicyDefinition>,
 }
 
 impl PolicyDeleted<'_> {
@@ -185,7 +186,7 @@ impl LimitsSwitched {
     }
 }
 
-/// A token names a plan that there is not. Written at most once a second, and counted each time.
+/// A token names an unknown plan. Written at most once a second, and counted each time.
 pub(super) struct UnknownPlanClaim<'a> {
     pub(super) claimed: &'a str,
     pub(super) counter: &'a Counter,
@@ -199,7 +200,7 @@ impl UnknownPlanClaim<'_> {
             tracing::warn!(
                 claimed = self.claimed,
                 suppressed,
-                "a token claims a plan that there is not; the free plan applies. Have its issuer use a plan of docs/tier.md, or \
+                "a token claims an unknown plan; the free plan applies. Have its issuer use a plan of docs/tier.md, or \
                  change tier.plan_claim"
             );
         }
@@ -268,7 +269,7 @@ impl PreloadFailed<'_> {
     }
 }
 
-/// The store did not delete old holds or expired subscriptions.
+/// The store did not delete old holds, permits or subscriptions.
 pub(super) struct PurgeFailed<'a> {
     pub(super) error: &'a Error,
 }
@@ -277,7 +278,21 @@ impl PurgeFailed<'_> {
     pub(super) fn emit(self) {
         tracing::warn!(
             error = %self.error.with_causes(),
-            "cannot delete expired holds and subscriptions; trying again"
+            "cannot delete expired holds, permits and subscriptions; trying again"
+        );
+    }
+}
+
+/// Permits were taken, but another policy denied, and the store did not delete them.
+pub(super) struct PermitsNotVoided<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl PermitsNotVoided<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot delete the permits of a check that was denied; they stay in use until their time is over"
         );
     }
 }

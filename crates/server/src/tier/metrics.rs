@@ -26,7 +26,7 @@ pub struct TierMetrics {
     pub check_failed: Counter,
     shadow_denied: Counter,
     decided_without_redis: Counter,
-    /// AI calls whose token claims a plan that there is not.
+    /// AI calls whose token claims an unknown plan.
     pub unknown_plan_claims: Counter,
     /// Keys whose last change is not saved yet.
     pub unsaved: Gauge,
@@ -68,7 +68,7 @@ impl TierMetrics {
         r.register("tier_shadow_denied", shadow_denied, self.shadow_denied.clone());
         let without_redis = "Decisions made without Redis, because it did not answer";
         r.register("tier_decided_alone", without_redis, self.decided_without_redis.clone());
-        let unknown_plans = "AI calls whose token claims a plan that there is not";
+        let unknown_plans = "AI calls whose token claims an unknown plan";
         r.register("tier_unknown_plan_claims", unknown_plans, self.unknown_plan_claims.clone());
         r.register("tier_unsaved", "Keys whose last change is not saved yet", self.unsaved.clone());
         let unsaved = "How long spending could not be saved, in seconds";

@@ -4,6 +4,7 @@
 pub(crate) mod check;
 pub(crate) mod hold;
 pub(crate) mod policy;
+pub(crate) mod release;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,6 +8,7 @@ mod definitions;
 mod explanation;
 mod hold;
 mod limits;
+mod permits;
 mod subscriptions;
 
 use std::borrow::Cow;
@@ -19,16 +20,19 @@ use tokio::task::JoinHandle;
 use weir_core::tier::{DAILY, Decision, LimitState, Plan, Rule, Tier, TierHeaders, TierLimits, Tiers};
 use weir_core::{Clock, PolicyName, Timestamp, UserId};
 use weir_store::tier::{
-    LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, SubscriptionTerms, TierStore,
+    ConcurrencyPolicy, LimitStatus, LimitStore, Origin, PermitsOutcome, Policy, Subscription,
+    SubscriptionTerms, TakePermits, TierStore,
 };
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Lanes, Result};
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
 pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
+pub(crate) use self::permits::ReleaseOutcome;
 use self::subscriptions::Subscriptions;
 use super::events::{PolicyLeftOut, UnknownPlanClaim};
 use super::settings::TierSettings;
+use super::settings::policy_input::PolicyDefinition;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
@@ -98,9 +102,35 @@ pub struct UserLimits {
 pub struct TierService {
     shared: Arc<SharedState>,
     limits: Arc<dyn LimitStore>,
+    permits: Lanes<TakePermits, PermitsOutcome>,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A policy of any kind.
+#[derive(Clone, Debug)]
+pub enum AnyPolicy {
+    Limit(Arc<Policy>),
+    Concurrency(Arc<ConcurrencyPolicy>),
+}
+
+impl AnyPolicy {
+    #[must_use]
+    pub fn name(&self) -> &PolicyName {
+        match self {
+            Self::Limit(policy) => &policy.name,
+            Self::Concurrency(policy) => &policy.name,
+        }
+    }
+
+    #[must_use]
+    pub fn definition(&self) -> PolicyDefinition {
+        match self {
+            Self::Limit(policy) => PolicyDefinition::Limit(policy.spec.clone()),
+            Self::Concurrency(policy) => PolicyDefinition::Concurrency(policy.spec),
+        }
+    }
 }
 
 /// State shared with the background task.
@@ -125,6 +155,13 @@ impl TierService {
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = Arc::clone(&engines.store.tiers);
+        let permits = engines.start_lanes("permit", metrics.lane("permit"), {
+            let store = Arc::clone(&store);
+            move |batch: Batch<TakePermits>| {
+                let (store, batch) = (Arc::clone(&store), batch.take());
+                async move { store.take_permits(batch).await }
+            }
+        });
         let shared = SharedState {
             definitions: Definitions::new(Arc::clone(&store), settings.tier.enabled, settings.tier.tiers),
             subscriptions: Subscriptions::new(Arc::clone(&store), Arc::clone(&engines.store.steady_clock)),
@@ -135,6 +172,7 @@ impl TierService {
         Self {
             shared: Arc::new(shared),
             limits: engines.limits(settings, metrics.lane("tier")),
+            permits,
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
@@ -143,8 +181,8 @@ impl TierService {
 
     /// Creates the policies of the settings, loads all definitions, and starts to follow changes.
     pub async fn load(&self) -> Result<()> {
-        for (name, spec) in &self.settings.policies {
-            if self.shared.store.put_policy(name, spec, Origin::File).await?.is_none() {
+        for (name, definition) in &self.settings.policies {
+            if !self.store_policy(name, definition, Origin::File).await? {
                 PolicyLeftOut { policy: name }.emit();
             }
         }
@@ -279,23 +317,46 @@ impl TierService {
         self.shared.definitions.snapshot().policy(name).cloned()
     }
 
-    /// Policies in order of name, starting after `after`.
+    /// The policy of a name, of any kind.
     #[must_use]
-    pub fn policies(&self, after: Option<&str>, limit: usize) -> Vec<Arc<Policy>> {
+    pub fn any_policy(&self, name: &str) -> Option<AnyPolicy> {
         let definitions = self.shared.definitions.snapshot();
-        let later =
-            definitions.policies().filter(|policy| after.is_none_or(|after| policy.name.as_str() > after));
-        let mut policies: Vec<_> = later.cloned().collect();
-        policies.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let limit = definitions.policy(name).cloned().map(AnyPolicy::Limit);
+        limit.or_else(|| definitions.concurrency(name).cloned().map(AnyPolicy::Concurrency))
+    }
+
+    /// Policies of any kind in order of name, starting after `after`.
+    #[must_use]
+    pub fn policies(&self, after: Option<&str>, limit: usize) -> Vec<AnyPolicy> {
+        let definitions = self.shared.definitions.snapshot();
+        let limits = definitions.policies().cloned().map(AnyPolicy::Limit);
+        let all = limits.chain(definitions.concurrency_policies().cloned().map(AnyPolicy::Concurrency));
+        let mut policies: Vec<_> =
+            all.filter(|policy| after.is_none_or(|after| policy.name().as_str() > after)).collect();
+        policies.sort_unstable_by(|a, b| a.name().cmp(b.name()));
         policies.truncate(limit);
         policies
     }
 
-    /// Creates or changes a policy; returns `None` if there are too many. Spending under it stays.
-    pub async fn put_policy(&self, name: &PolicyName, spec: &PolicySpec) -> Result<Option<Policy>> {
-        let put = self.shared.store.put_policy(name, spec, Origin::Operator);
-        let put = within(self.shared.timeout, put).await;
+    /// Creates or changes a policy; returns false if there are too many. Spending under it stays, if it is of the same kind or
+    /// both are limits.
+    pub async fn put_policy(&self, name: &PolicyName, definition: &PolicyDefinition) -> Result<bool> {
+        let put = within(self.shared.timeout, self.store_policy(name, definition, Origin::Operator)).await;
         self.shared.definitions.load_after(put, self.shared.timeout).await
+    }
+
+    /// Returns false if there are too many policies, or a policy of the file would replace an operator's of another kind.
+    async fn store_policy(
+        &self,
+        name: &PolicyName,
+        definition: &PolicyDefinition,
+        origin: Origin,
+    ) -> Result<bool> {
+        let store = &self.shared.store;
+        Ok(match definition {
+            PolicyDefinition::Limit(spec) => store.put_policy(name, spec, origin).await?.is_some(),
+            PolicyDefinition::Concurrency(spec) => store.put_concurrency(name, spec, origin).await?.is_some(),
+        })
     }
 
     /// Deletes a policy; returns false if there is none.

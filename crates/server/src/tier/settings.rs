@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use weir_core::PolicyName;
 use weir_core::tier::{Limit, Tier, TierLimits, Tiers};
-use weir_store::tier::PolicySpec;
 
+use self::policy_input::PolicyDefinition;
 use crate::settings::parse::{boolean, count};
 use crate::settings::source::{SettingError, SettingsReader};
 
@@ -23,7 +23,7 @@ pub struct TierSettings {
     /// `tier.plan_claim`: the claim of tokens that has the plan of users without a subscription.
     pub plan_claim: Option<String>,
     /// `[policies.<name>]`: created at the start, unless an operator has created one of the same name.
-    pub policies: BTreeMap<PolicyName, PolicySpec>,
+    pub policies: BTreeMap<PolicyName, PolicyDefinition>,
 }
 
 /// The setting names of a tier, in the order of [`TierLimits::new`].

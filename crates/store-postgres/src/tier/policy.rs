@@ -15,15 +15,17 @@ const ALL: &str = "
 const ONE: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
     FROM tier_policy WHERE name = $1";
-/// Writes nothing if there are too many policies, or if a file's policy would replace an operator's. The version's row serializes
+/// Writes nothing if there are too many policies, or if a file's policy would replace an operator's, of any kind. The version's row serializes
 /// servers.
 const PUT: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
-    logged AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    logged AS (INSERT INTO tier_change (version) SELECT version FROM next),
+    replaced AS (DELETE FROM tier_concurrency WHERE name = $1 AND ($10 = 'operator' OR origin = 'file'))
     INSERT INTO tier_policy
         (name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries, origin)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 FROM next
-    WHERE (SELECT count(*) FROM tier_policy WHERE name <> $1) < $11
+    WHERE (SELECT count(*) FROM tier_policy WHERE name <> $1) + (SELECT count(*) FROM tier_concurrency WHERE name <> $1) < $11
+        AND ($10 = 'operator' OR NOT EXISTS (SELECT FROM tier_concurrency WHERE name = $1 AND origin = 'operator'))
     ON CONFLICT (name) DO UPDATE SET
         kind = excluded.kind, amount = excluded.amount, refill = excluded.refill, period_ms = excluded.period_ms,
         shadow = excluded.shadow, on_outage = excluded.on_outage, match_domain = excluded.match_domain,
@@ -48,10 +50,7 @@ pub(super) async fn put(
 ) -> Result<Option<Policy>> {
     let (kind, amount, refill, ms) = spec.limit_columns();
     let (amount, refill, outage) = (int(amount), int(refill), spec.on_outage.as_str());
-    let origin = match origin {
-        Origin::File => "file",
-        Origin::Operator => "operator",
-    };
+    let origin = origin.as_str();
     let (domain, entries) =
         (spec.matches.as_ref().map(|m| m.domain.as_str()), spec.matches.as_ref().map(Match::entries_text));
     let values: Values<'_> = &[

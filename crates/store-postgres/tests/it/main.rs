@@ -9,3 +9,4 @@ mod record_sent;
 mod round_trips;
 mod save_failures;
 mod turns;
+mod version_before;

@@ -6,8 +6,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::PolicyName;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
-use super::SpentJournal;
 use super::spent::DeletedScope;
+use super::{SpentJournal, permit};
 use crate::error::fault;
 use crate::writer::WriterTurn;
 
@@ -20,7 +20,11 @@ const ALL: &str = "
 const ONE: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
     FROM tier_policy WHERE name = ?1";
-const COUNT_OTHERS: &str = "SELECT count(*) FROM tier_policy WHERE name <> ?1";
+const COUNT_OTHERS: &str = "
+    SELECT (SELECT count(*) FROM tier_policy WHERE name <> ?1) + (SELECT count(*) FROM tier_concurrency WHERE name <> ?1)";
+const OF_OPERATOR: &str = "
+    SELECT 1 FROM tier_policy WHERE name = ?1 AND origin = 'operator'
+    UNION ALL SELECT 1 FROM tier_concurrency WHERE name = ?1 AND origin = 'operator'";
 const PUT: &str = "
     INSERT INTO tier_policy
         (name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries, origin)
@@ -44,16 +48,41 @@ pub(super) fn put(
     spec: &PolicySpec,
     origin: Origin,
 ) -> rusqlite::Result<Option<Policy>> {
-    let others: usize =
-        connection.prepare_cached(COUNT_OTHERS)?.query_row([name.as_str()], |row| row.get(0))?;
-    if others >= POLICIES_MAX {
+    if !has_room(connection, name)? {
         return Ok(None);
     }
+    if origin == Origin::Operator || !is_of_operator(connection, name)? {
+        permit::delete(connection, name)?;
+        insert(connection, name, spec, origin)?;
+    }
+    connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
+}
+
+/// Whether there are few enough other policies of any kind.
+pub(super) fn has_room(connection: &Connection, name: &PolicyName) -> rusqlite::Result<bool> {
+    let others: usize =
+        connection.prepare_cached(COUNT_OTHERS)?.query_row([name.as_str()], |row| row.get(0))?;
+    Ok(others < POLICIES_MAX)
+}
+
+/// Whether an operator has put the policy of this name, of any kind.
+pub(super) fn is_of_operator(connection: &Connection, name: &PolicyName) -> rusqlite::Result<bool> {
+    connection.prepare_cached(OF_OPERATOR)?.exists([name.as_str()])
+}
+
+/// Deletes the policy that one of another kind replaces. What was spent of it is removed once it no longer counts.
+pub(super) fn delete_replaced(connection: &Connection, name: &PolicyName) -> rusqlite::Result<()> {
+    let mut delete = connection.prepare_cached(DELETE)?;
+    delete.query_row([name.as_str()], |_| Ok(())).optional().map(drop)
+}
+
+fn insert(
+    connection: &Connection,
+    name: &PolicyName,
+    spec: &PolicySpec,
+    origin: Origin,
+) -> rusqlite::Result<()> {
     let (kind, amount, refill, ms) = spec.limit_columns();
-    let origin = match origin {
-        Origin::File => "file",
-        Origin::Operator => "operator",
-    };
     let (domain, entries) =
         (spec.matches.as_ref().map(|m| m.domain.as_str()), spec.matches.as_ref().map(Match::entries_text));
     let values = params![
@@ -66,10 +95,9 @@ pub(super) fn put(
         spec.on_outage.as_str(),
         domain,
         entries,
-        origin
+        origin.as_str()
     ];
-    connection.prepare_cached(PUT)?.execute(values)?;
-    connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
+    connection.prepare_cached(PUT)?.execute(values).map(drop)
 }
 
 /// The job that deletes a policy. Its first turn deletes the policy itself, so that nothing is allowed by it from that

@@ -318,7 +318,7 @@ fn the_policies_of_the_envoy_example_match_its_descriptors() {
         [&[("remote_address", "10.0.0.1")], &[("path", "/login"), ("remote_address", "10.0.0.1")]];
     assert_eq!(settings.tier.policies.len(), descriptors.len());
     for entries in descriptors {
-        let policies = settings.tier.policies.values().filter_map(|spec| spec.matches.as_ref());
+        let policies = settings.tier.policies.values().filter_map(|policy| policy.matches());
         assert_eq!(
             policies.filter(|matches| matches.key("edge", entries).is_some()).count(),
             1,

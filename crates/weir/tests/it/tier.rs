@@ -2,6 +2,7 @@
 
 mod auth;
 mod check;
+mod concurrency;
 mod crash;
 mod fixtures;
 mod hold;

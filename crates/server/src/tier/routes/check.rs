@@ -12,7 +12,7 @@ use weir_core::id::check_name;
 use weir_core::tier::Limit;
 
 use super::millis_up;
-use super::policy::unknown_policy;
+use super::policy::{not_a_limit, unknown_policy};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
@@ -86,6 +86,10 @@ struct CheckItemResponse {
     /// Until the limit is fully refilled.
     #[schema(examples(60_000))]
     reset_after_ms: u64,
+    /// Of a concurrency policy, if the check is allowed: what to give back with `POST /v1/release`. One for the whole cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, format = "uuid")]
+    permit_id: Option<String>,
     /// With `explain`: which limit decided, how it stood, and when it would allow. The wording may change.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -123,7 +127,9 @@ pub(crate) struct RefundResponse {
 ///
 /// One decision about up to 64 keys: all are spent or none. Costs of the same key add up; a cost of 0 reads the state
 /// without spending; with `peek` nothing is spent. A denial is 200 with `allowed: false`; each item says whether it would
-/// fit by itself. A cost above the limit never fits: `retryAfterMs` is null.
+/// fit by itself. A cost above the limit never fits: `retryAfterMs` is null. An item about a concurrency policy gets a
+/// `permitId`, which is in use until it is given back or its time is over; `retryAfterMs` is when enough others will have
+/// ended by themselves.
 #[utoipa::path(
     post,
     path = "/v1/check",
@@ -157,8 +163,12 @@ pub(crate) async fn check_limits(
         }
     };
     let mut explanations = decision.explanations.into_iter().flatten();
+    let mut permits = decision.permits.into_iter();
     let items = request.checks.into_iter().zip(decision.checks);
-    let items = items.map(|(item, result)| describe(item, &result, explanations.next()));
+    let items = items.map(|(item, result)| {
+        let permit_id = permits.next().flatten().map(|id| id.to_string());
+        CheckItemResponse { permit_id, explanation: explanations.next(), ..describe(item, &result) }
+    });
     Ok(Json(CheckResponse { allowed: decision.allowed, checks: items.collect() }))
 }
 
@@ -180,7 +190,8 @@ pub(crate) async fn refund_limit(
     Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,
 ) -> Result<Json<RefundResponse>, ApiError> {
     parse_key("key", &key)?;
-    let limit_state = app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| unknown_policy(&policy))?;
+    let limit_state =
+        app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| not_a_limit(&app, &policy))?;
     Ok(Json(RefundResponse {
         policy,
         key,
@@ -194,7 +205,7 @@ pub(super) fn parse_key(field: &str, key: &str) -> Result<(), ApiError> {
     check_name(key).map_err(|problem: NameError| ApiError::invalid_field(field, problem))
 }
 
-fn describe(item: CheckItem, result: &CheckResult, explanation: Option<String>) -> CheckItemResponse {
+fn describe(item: CheckItem, result: &CheckResult) -> CheckItemResponse {
     CheckItemResponse {
         policy: item.policy,
         key: item.key,
@@ -203,7 +214,8 @@ fn describe(item: CheckItem, result: &CheckResult, explanation: Option<String>) 
         remaining: result.limit_state.remaining,
         retry_after_ms: result.retry_after.map(millis_up),
         reset_after_ms: millis_up(result.limit_state.reset_after),
-        explanation,
+        permit_id: None,
+        explanation: None,
     }
 }
 

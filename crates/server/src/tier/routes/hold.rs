@@ -11,7 +11,7 @@ use weir_queue::rfc3339;
 
 use super::check::{Cost, parse_key};
 use super::millis_up;
-use super::policy::unknown_policy;
+use super::policy::not_a_limit;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
@@ -117,7 +117,7 @@ pub(crate) async fn hold_limit(
         ApiError::invalid_field("ttl", "must be a duration of up to 24 hours, such as PT1M")
     })?;
     Ok(Json(match app.tier.hold(&policy, &key, cost.0, ttl).await? {
-        HoldOutcome::UnknownPolicy => return Err(unknown_policy(&policy)),
+        HoldOutcome::UnknownPolicy => return Err(not_a_limit(&app, &policy)),
         HoldOutcome::Denied { limit_state, retry_after } => HoldResponse {
             allowed: false,
             hold_id: None,

@@ -13,7 +13,7 @@ use utoipa::{PartialSchema, ToSchema};
 use weir_core::PolicyName;
 use weir_core::tier::Limit;
 use weir_store::slot::span_text;
-use weir_store::tier::{Match, POLICIES_MAX, Policy};
+use weir_store::tier::{Match, OnOutage, POLICIES_MAX};
 
 use super::check::parse_key;
 use crate::app::App;
@@ -23,7 +23,8 @@ use crate::http::extract::{PathParam, TwoPathParams};
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 use crate::tier::events::{PolicyChanged, PolicyDeleted};
-use crate::tier::settings::policy_input::PolicyFields;
+use crate::tier::service::AnyPolicy;
+use crate::tier::settings::policy_input::{PolicyDefinition, PolicyFields};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -34,6 +35,7 @@ pub(crate) struct PolicyRequest {
     capacity: Option<serde_json::Value>,
     refill: Option<serde_json::Value>,
     period: Option<String>,
+    ttl: Option<String>,
     shadow: Option<bool>,
     on_outage: Option<String>,
     #[serde(rename = "match")]
@@ -99,6 +101,13 @@ enum LimitResponse {
         #[schema(value_type = schema::FixedDuration)]
         period: String,
     },
+    /// At most `limit` in use at once, each until it is given back or until `ttl` is over.
+    Concurrency {
+        #[schema(minimum = 1, maximum = 10_000, examples(5))]
+        limit: u32,
+        #[schema(value_type = schema::FixedDuration)]
+        ttl: String,
+    },
 }
 
 /// A policy has the fields of its kind and no others.
@@ -132,7 +141,7 @@ fn entries_schema() -> Object {
 /// Create or change a policy.
 ///
 /// A `fixed_window` or `sliding_window` has `limit` and `window`, a `token_bucket` has `capacity`, `refill` and
-/// `period`; lengths are ISO 8601 of fixed length, whole milliseconds from 1 ms to 366 days. `shadow` only
+/// `period`, `concurrency` has `limit` (up to 10,000) and `ttl`, and no `match`; lengths are ISO 8601 of fixed length, whole milliseconds from 1 ms to 366 days. `shadow` only
 /// counts what it would deny. `onOutage` says how checks are decided while Redis cannot be reached: `local` (each server
 /// counts for itself), `open` or `closed`. `match` applies the policy to a proxy's descriptors over gRPC.
 ///
@@ -155,15 +164,15 @@ pub(crate) async fn put_policy(
     Json(request): Json<PolicyRequest>,
 ) -> Result<Json<PolicyResponse>, ApiError> {
     let name = parse_name(name)?;
-    let spec =
-        fields(request)?.into_spec().map_err(|error| ApiError::invalid_field(error.field, error.problem))?;
-    let before = app.tier.policy(name.as_str());
-    let Some(policy) = app.tier.put_policy(&name, &spec).await? else {
+    let definition = fields(request)?.into_definition();
+    let definition = definition.map_err(|error| ApiError::invalid_field(error.field, error.problem))?;
+    let before = app.tier.any_policy(name.as_str()).map(|policy| policy.definition());
+    if !app.tier.put_policy(&name, &definition).await? {
         let message = format!("There are {POLICIES_MAX} policies already; delete one that is not used");
         return Err(ApiError::conflict("TOO_MANY_POLICIES", message));
-    };
-    PolicyChanged { policy: &name, spec: &spec, before: before.as_ref().map(|policy| &policy.spec) }.emit();
-    Ok(Json(describe(&policy)))
+    }
+    PolicyChanged { policy: &name, definition: &definition, before: before.as_ref() }.emit();
+    Ok(Json(describe(&name, &definition)))
 }
 
 /// Read a policy.
@@ -185,8 +194,8 @@ pub(crate) async fn get_policy(
     name: PathParam,
 ) -> Result<Json<PolicyResponse>, ApiError> {
     let name = parse_name(name)?;
-    let policy = app.tier.policy(name.as_str()).ok_or_else(|| unknown_policy(name.as_str()))?;
-    Ok(Json(describe(&policy)))
+    let policy = app.tier.any_policy(name.as_str()).ok_or_else(|| unknown_policy(name.as_str()))?;
+    Ok(Json(describe(&name, &policy.definition())))
 }
 
 /// List policies.
@@ -207,7 +216,7 @@ pub(crate) async fn list_policies(
     let limit = parse_limit(query.limit.as_deref())?;
     // One more than requested shows whether there is a next page.
     let policies = app.tier.policies(query.cursor.as_deref(), limit + 1);
-    let items = policies.iter().map(|policy| describe(policy)).collect();
+    let items = policies.iter().map(|policy| describe(policy.name(), &policy.definition())).collect();
     Ok(Json(Page::cut(items, limit, |policy: &PolicyResponse| policy.name.clone())))
 }
 
@@ -230,11 +239,11 @@ pub(crate) async fn delete_policy(
     name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_name(name)?;
-    let before = app.tier.policy(name.as_str());
+    let before = app.tier.any_policy(name.as_str()).map(|policy| policy.definition());
     if !app.tier.delete_policy(&name).await? {
         return Err(unknown_policy(name.as_str()));
     }
-    PolicyDeleted { policy: &name, before: before.as_ref().map(|policy| &policy.spec) }.emit();
+    PolicyDeleted { policy: &name, before: before.as_ref() }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -293,14 +302,34 @@ fn fields(request: PolicyRequest) -> Result<PolicyFields, ApiError> {
         capacity: number(request.capacity),
         refill: number(request.refill),
         period: request.period,
+        ttl: request.ttl,
         shadow: request.shadow.unwrap_or(false),
         on_outage: request.on_outage,
         matches: request.matches.map(|matches| Match { domain: matches.domain, entries: matches.entries }),
     })
 }
 
-fn describe(policy: &Policy) -> PolicyResponse {
-    let limit = match &policy.spec.limit {
+fn describe(name: &PolicyName, definition: &PolicyDefinition) -> PolicyResponse {
+    let response = |limit, shadow, on_outage: OnOutage, matches: Option<&Match>| PolicyResponse {
+        name: name.to_string(),
+        limit,
+        shadow,
+        on_outage: on_outage.as_str(),
+        matches: matches.cloned().map(|Match { domain, entries }| MatchBody { domain, entries }),
+    };
+    match definition {
+        PolicyDefinition::Limit(spec) => {
+            response(describe_limit(&spec.limit), spec.shadow, spec.on_outage, definition.matches())
+        }
+        PolicyDefinition::Concurrency(spec) => {
+            let (limit, ttl) = (spec.rule.limit(), span_text(spec.rule.ttl()));
+            response(LimitResponse::Concurrency { limit, ttl }, spec.shadow, spec.on_outage, None)
+        }
+    }
+}
+
+fn describe_limit(limit: &Limit) -> LimitResponse {
+    match limit {
         Limit::FixedWindow(window) => {
             LimitResponse::FixedWindow { limit: window.limit(), window: span_text(window.window()) }
         }
@@ -312,13 +341,16 @@ fn describe(policy: &Policy) -> PolicyResponse {
             refill: bucket.refill(),
             period: span_text(bucket.period()),
         },
-    };
-    let matches = policy.spec.matches.clone();
-    PolicyResponse {
-        name: policy.name.to_string(),
-        limit,
-        shadow: policy.spec.shadow,
-        on_outage: policy.spec.on_outage.as_str(),
-        matches: matches.map(|matches| MatchBody { domain: matches.domain, entries: matches.entries }),
+    }
+}
+
+/// The error for a policy that has no amounts to hold or to give back; for other names that there is none.
+pub(super) fn not_a_limit(app: &App, name: &str) -> ApiError {
+    match app.tier.any_policy(name) {
+        Some(AnyPolicy::Concurrency(_)) => {
+            let problem = "must not be a concurrency policy: POST /v1/check gives a permit, POST /v1/release takes it back";
+            ApiError::invalid_field("policy", problem)
+        }
+        _ => unknown_policy(name),
     }
 }

@@ -1,4 +1,4 @@
-//! The background task of tier: applies changes made on other servers, and deletes old holds and expired subscriptions.
+//! The background task of tier: applies changes made on other servers, and deletes old holds, permits and subscriptions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,14 @@ use crate::tier::events::{DefinitionSyncFailed, PreloadFailed, PurgeFailed, Subs
 
 /// How often the store is polled for changes: they apply here within five seconds, even if one poll fails.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often old holds and expired subscriptions are deleted, and how many in one call.
+/// How often old holds, permits and subscriptions are deleted, and how many in one call.
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 const PURGE_BATCH: usize = 1_000;
 /// How long a hold is stored after it has expired: until then, settling it again returns the same answer.
 const HOLD_RETENTION: Duration = Duration::from_secs(24 * 3_600);
+
+/// The same of a permit. There may be one for every call of a service, so they are not stored for long.
+const PERMIT_RETENTION: Duration = Duration::from_secs(3_600);
 
 /// Runs until the service stops. `since` is the version of the definitions that are loaded.
 pub(super) async fn run(shared: Arc<SharedState>, since: i64) {
@@ -71,5 +74,6 @@ async fn apply_changes(shared: &SharedState, since: i64) -> Result<i64> {
 async fn purge(store: &dyn TierStore) -> Result<()> {
     while store.purge_subscriptions(PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
     while store.purge_holds(HOLD_RETENTION, PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
+    while store.purge_permits(PERMIT_RETENTION, PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use weir_core::tier::{ScopedRule, Tier, TierLimits, TierRule, Tiers};
 use weir_store::Result;
-use weir_store::tier::{Policy, TIER_SCOPE, TierStore};
+use weir_store::tier::{ConcurrencyPolicy, Policy, TIER_SCOPE, TierStore};
 
 use crate::engines::within;
 
@@ -19,12 +19,19 @@ pub(super) struct DefinitionSnapshot {
     tiers: Tiers,
     rules: [Arc<ScopedRule<TierRule>>; Tier::ALL.len()],
     policies: HashMap<Box<str>, Arc<Policy>>,
+    /// Those whose name no other policy has.
+    concurrency: HashMap<Box<str>, Arc<ConcurrencyPolicy>>,
     /// Policies that match descriptors, by domain.
     matched: HashMap<Box<str>, Vec<Arc<Policy>>>,
 }
 
 impl DefinitionSnapshot {
-    fn new(is_enabled: bool, tiers: Tiers, policies: Vec<Policy>) -> Self {
+    fn new(
+        is_enabled: bool,
+        tiers: Tiers,
+        policies: Vec<Policy>,
+        concurrency: Vec<ConcurrencyPolicy>,
+    ) -> Self {
         let rules = Tier::ALL.map(|tier| {
             let rule = tiers.get(tier).rule();
             Arc::new(ScopedRule { scope: TIER_SCOPE, rule })
@@ -36,8 +43,12 @@ impl DefinitionSnapshot {
                 matched.entry(matches.domain.as_str().into()).or_default().push(Arc::clone(policy));
             }
         }
-        let policies = policies.into_iter().map(|policy| (policy.name.as_str().into(), policy)).collect();
-        Self { is_enabled, tiers, rules, policies, matched }
+        let policies: HashMap<Box<str>, _> =
+            policies.into_iter().map(|policy| (policy.name.as_str().into(), policy)).collect();
+        let concurrency =
+            concurrency.into_iter().filter(|policy| !policies.contains_key(policy.name.as_str()));
+        let concurrency = concurrency.map(|policy| (policy.name.as_str().into(), Arc::new(policy))).collect();
+        Self { is_enabled, tiers, rules, policies, concurrency, matched }
     }
 
     pub(super) const fn is_enabled(&self) -> bool {
@@ -58,6 +69,14 @@ impl DefinitionSnapshot {
 
     pub(super) fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
         self.policies.values()
+    }
+
+    pub(super) fn concurrency(&self, name: &str) -> Option<&Arc<ConcurrencyPolicy>> {
+        self.concurrency.get(name)
+    }
+
+    pub(super) fn concurrency_policies(&self) -> impl Iterator<Item = &Arc<ConcurrencyPolicy>> {
+        self.concurrency.values()
     }
 
     /// The policies that match a descriptor, in order of name, each with the key to spend under.
@@ -83,7 +102,8 @@ pub(super) struct Definitions {
 
 impl Definitions {
     pub(super) fn new(store: Arc<dyn TierStore>, is_enabled: bool, tiers: Tiers) -> Self {
-        let current = RwLock::new(Arc::new(DefinitionSnapshot::new(is_enabled, tiers, Vec::new())));
+        let current =
+            RwLock::new(Arc::new(DefinitionSnapshot::new(is_enabled, tiers, Vec::new(), Vec::new())));
         Self { store, default: (is_enabled, tiers), current, loading: tokio::sync::Mutex::default() }
     }
 
@@ -96,15 +116,17 @@ impl Definitions {
         let _loading = self.loading.lock().await;
         let read = async {
             let store = &self.store;
-            Ok((store.limits_enabled().await?, store.tiers().await?, store.policies().await?))
+            let policies = (store.policies().await?, store.concurrency_policies().await?);
+            Ok((store.limits_enabled().await?, store.tiers().await?, policies))
         };
-        let (switched, changed_tiers, policies) = within(timeout, read).await?;
+        let (switched, changed_tiers, (policies, concurrency)) = within(timeout, read).await?;
         let (is_enabled, mut tiers) = self.default;
         for (tier, limits) in changed_tiers {
             tiers.set(tier, limits);
         }
         let is_enabled = switched.unwrap_or(is_enabled);
-        *self.current.write() = Arc::new(DefinitionSnapshot::new(is_enabled, tiers, policies));
+        let snapshot = DefinitionSnapshot::new(is_enabled, tiers, policies, concurrency);
+        *self.current.write() = Arc::new(snapshot);
         Ok(())
     }
 

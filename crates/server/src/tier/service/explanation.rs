@@ -3,9 +3,10 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use weir_core::PermitId;
 use weir_core::tier::{Decision, Limit};
 use weir_store::slot::span_text;
-use weir_store::tier::{LimitCheck, LimitOutcome, OnOutage};
+use weir_store::tier::{ConcurrencyPolicy, LimitCheck, LimitOutcome, OnOutage};
 
 use super::limits::CheckResult;
 
@@ -105,6 +106,46 @@ impl Explained<'_> {
             Decision::Allowed => None,
         }
     }
+}
+
+/// Explains an item that wants a permit. `alone` is the decision that it would have had by itself.
+pub(super) fn explain_permit(
+    policy: &ConcurrencyPolicy,
+    cost: u32,
+    result: &CheckResult,
+    alone: Decision,
+    permit: Option<PermitId>,
+    is_outage: bool,
+) -> String {
+    let (name, rule, state) = (&policy.name, &policy.spec.rule, &result.limit_state);
+    if is_outage {
+        let outage = format!("The store does not answer, and policy {name} is");
+        return match result.retry_after {
+            Some(wait) if !alone.is_allowed() => {
+                format!("{outage} closed then: denied, try again {}.", within(wait))
+            }
+            _ => format!("{outage} open then: allowed without a permit."),
+        };
+    }
+    let left = format!("{} of {} free", state.remaining, state.limit);
+    let standing = match (alone, permit) {
+        (Decision::Denied(denial), _) => match denial.retry_after {
+            Some(wait) => format!(
+                "with {left} there is no room for {cost}: there is when others are given back, at the latest {}",
+                within(wait)
+            ),
+            None => format!("{cost} is above the limit and never fits"),
+        },
+        (Decision::Allowed, Some(_)) => format!("{cost} is in use by the permit, {left}"),
+        (Decision::Allowed, None) => format!("there is room for {cost}, {left}, and nothing is taken"),
+    };
+    let rule = format!("{} in use at once, each for {} at most", rule.limit(), span_text(rule.ttl()));
+    let shadow = if policy.spec.shadow && !alone.is_allowed() {
+        " It only observes, so it denies nothing."
+    } else {
+        ""
+    };
+    format!("Policy {name} allows {rule}; {standing}.{shadow}")
 }
 
 fn describe(limit: &Limit) -> String {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::Timestamp;
 use weir_core::tier::{Decision, LimitState, LimitUsage};
+use weir_core::{PermitId, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{LimitCheck, Policy};
 
-use super::TierService;
 use super::explanation::Explained;
+use super::{AnyPolicy, TierService};
 
 /// One key of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,19 @@ pub struct CheckDecision {
     pub allowed: bool,
     /// The result of each key, in the order of the checks.
     pub checks: Vec<CheckResult>,
+    /// The permit that each key got, in the same order; empty if none wanted one.
+    pub permits: Vec<Option<PermitId>>,
     /// A sentence for each key that says why, if that was asked for.
     pub explanations: Option<Vec<String>>,
+}
+
+/// A decision that no metric counts yet.
+pub(super) struct UncountedDecision {
+    pub(super) allowed: bool,
+    pub(super) checks: Vec<CheckResult>,
+    pub(super) explanations: Option<Vec<String>>,
+    /// How many shadow policies would have denied it.
+    pub(super) shadow_denied: u64,
 }
 
 /// How a check is made.
@@ -77,12 +88,20 @@ impl TierService {
     /// Fails when the limit store does not answer.
     pub async fn check(&self, checks: &[Check<'_>], options: CheckOptions) -> Result<CheckOutcome> {
         let definitions = self.shared.definitions.snapshot();
-        let mut asks = Vec::with_capacity(checks.len());
+        let (mut asks, mut wanted) = (Vec::with_capacity(checks.len()), Vec::new());
         for (at, check) in checks.iter().enumerate() {
-            let Some(policy) = definitions.policy(check.policy) else {
+            if let Some(policy) = definitions.policy(check.policy) {
+                asks.push(LimitCheck { policy, key: check.key, cost: check.cost });
+            } else if let Some(policy) = definitions.concurrency(check.policy) {
+                wanted.push((at, Arc::clone(policy)));
+            } else {
                 return Ok(CheckOutcome::UnknownPolicy(at));
-            };
-            asks.push(LimitCheck { policy, key: check.key, cost: check.cost });
+            }
+        }
+        if !wanted.is_empty() {
+            // Boxed to keep this future small: most checks want no permits.
+            let decided = Box::pin(self.check_with_permits(checks, &asks, &wanted, options)).await;
+            return decided.map(CheckOutcome::Decided);
         }
         self.decide_with(&asks, options).await.map(CheckOutcome::Decided)
     }
@@ -93,6 +112,27 @@ impl TierService {
     }
 
     async fn decide_with(&self, asks: &[LimitCheck<'_>], options: CheckOptions) -> Result<CheckDecision> {
+        let decided = self.decide_uncounted(asks, options).await?;
+        self.metrics.count_check(decided.allowed, decided.shadow_denied);
+        let UncountedDecision { allowed, checks, explanations, .. } = decided;
+        Ok(CheckDecision { allowed, checks, permits: Vec::new(), explanations })
+    }
+
+    /// Decides without counting the decision.
+    pub(super) async fn decide_uncounted(
+        &self,
+        asks: &[LimitCheck<'_>],
+        options: CheckOptions,
+    ) -> Result<UncountedDecision> {
+        if asks.is_empty() {
+            let explanations = options.explain.then(Vec::new);
+            return Ok(UncountedDecision {
+                allowed: true,
+                checks: Vec::new(),
+                explanations,
+                shadow_denied: 0,
+            });
+        }
         let taken = self.limits.take(asks, options.peek).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.check_failed.inc();
@@ -102,13 +142,13 @@ impl TierService {
             ask.policy.spec.shadow && !decision.is_allowed()
         };
         let allowed = taken.decision.is_allowed();
-        self.metrics.count_check(allowed, results.clone().filter(is_shadow_denied).count() as u64);
+        let shadow_denied = results.clone().filter(is_shadow_denied).count() as u64;
         let checks =
             results.map(|(ask, (decision, spent))| CheckResult::new(ask.policy, *decision, spent, taken.now));
         let checks: Vec<_> = checks.collect();
         let explained = Explained { asks, taken: &taken, results: &checks, peek: options.peek };
         let explanations = options.explain.then(|| explained.sentences());
-        Ok(CheckDecision { allowed, checks, explanations })
+        Ok(UncountedDecision { allowed, checks, explanations, shadow_denied })
     }
 
     /// Gives back spending, up to the limit. Returns the key's state after that, or `None` for an unknown policy.
@@ -122,8 +162,11 @@ impl TierService {
     /// Forgets all spending of a key; returns false for an unknown policy.
     /// Fails when the limit store does not answer.
     pub async fn reset_key(&self, policy: &str, key: &str) -> Result<bool> {
-        let Some(policy) = self.policy(policy) else { return Ok(false) };
-        self.limits.forget(&policy, key).await?;
+        match self.any_policy(policy) {
+            None => return Ok(false),
+            Some(AnyPolicy::Limit(policy)) => self.limits.forget(&policy, key).await?,
+            Some(AnyPolicy::Concurrency(policy)) => self.reset_permits(&policy, key).await?,
+        }
         Ok(true)
     }
 

@@ -54,7 +54,7 @@ impl ServiceFixture {
 
     async fn put(&self, name: &str, spec: PolicySpec) {
         let name = PolicyName::parse(name).unwrap();
-        self.service.put_policy(&name, &spec).await.unwrap().unwrap();
+        assert!(self.service.put_policy(&name, &PolicyDefinition::Limit(spec)).await.unwrap());
     }
 
     async fn check(&self, checks: &[(&str, &str, u32)]) -> CheckDecision {
@@ -353,7 +353,7 @@ async fn policies_of_the_file_are_created_and_those_of_operators_stay() {
     let [(policy, key)] = &matching[..] else { panic!("{matching:?}") };
     assert_eq!((policy.name.as_str(), key.as_str()), ("edge", "10.0.0.1"));
     assert!(after.service.matching("other", &[("remote_address", "10.0.0.1")]).is_empty());
-    let names: Vec<_> = after.service.policies(None, 10).iter().map(|p| p.name.to_string()).collect();
+    let names: Vec<_> = after.service.policies(None, 10).iter().map(|p| p.name().to_string()).collect();
     assert_eq!(names, ["edge", "ours"]);
     assert!(after.service.delete_policy(&PolicyName::parse("edge").unwrap()).await.unwrap());
     assert!(after.service.policy("edge").is_none());

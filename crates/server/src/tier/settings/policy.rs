@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use weir_core::PolicyName;
-use weir_store::tier::{Match, PolicySpec};
+use weir_store::tier::Match;
 
-use super::policy_input::{PolicyFieldError, PolicyFields};
+use super::policy_input::{PolicyDefinition, PolicyFieldError, PolicyFields};
 use crate::settings::source::SettingError;
 
 type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Reads the tables below `policies`; `x.match` and `x.match.entries` belong to policy `x`.
-pub(super) fn read_all(tables: &Tables) -> Result<BTreeMap<PolicyName, PolicySpec>, SettingError> {
+pub(super) fn read_all(tables: &Tables) -> Result<BTreeMap<PolicyName, PolicyDefinition>, SettingError> {
     let mut policies = BTreeMap::new();
     for name in tables.keys() {
         let name =
@@ -23,7 +23,7 @@ pub(super) fn read_all(tables: &Tables) -> Result<BTreeMap<PolicyName, PolicySpe
     Ok(policies)
 }
 
-fn read_one(tables: &Tables, name: &str) -> Result<PolicySpec, SettingError> {
+fn read_one(tables: &Tables, name: &str) -> Result<PolicyDefinition, SettingError> {
     let no_fields = BTreeMap::new();
     let texts = tables.get(name).unwrap_or(&no_fields);
     let mut fields = PolicyFields::default();
@@ -37,6 +37,7 @@ fn read_one(tables: &Tables, name: &str) -> Result<PolicySpec, SettingError> {
             "refill" => fields.refill = number()?,
             "window" => fields.window = Some(text.clone()),
             "period" => fields.period = Some(text.clone()),
+            "ttl" => fields.ttl = Some(text.clone()),
             "shadow" => {
                 fields.shadow = super::boolean(text).ok_or_else(|| wrong("true or false"))?;
             }
@@ -45,7 +46,7 @@ fn read_one(tables: &Tables, name: &str) -> Result<PolicySpec, SettingError> {
         }
     }
     fields.matches = read_match(tables, name)?;
-    fields.into_spec().map_err(|PolicyFieldError { field, problem }| {
+    fields.into_definition().map_err(|PolicyFieldError { field, problem }| {
         let key = if field == "onOutage" { "on_outage" } else { field };
         let value = texts.get(key).map_or("", String::as_str);
         SettingError::new(format!("policies.{name}.{key}"), value, problem.trim_start_matches("must be "))

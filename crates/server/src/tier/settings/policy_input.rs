@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use weir_core::tier::{FixedWindow, Limit, LimitError, SlidingWindow, TokenBucket};
-use weir_store::tier::{Match, OnOutage, PolicySpec};
+use weir_core::tier::{
+    Concurrency, ConcurrencyError, FixedWindow, Limit, LimitError, SlidingWindow, TokenBucket,
+};
+use weir_store::tier::{ConcurrencySpec, Match, OnOutage, PolicySpec};
 
 /// The fields of a policy, not yet validated.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyFields {
     pub kind: Option<String>,
-    /// Only of windows.
+    /// Of windows and of concurrency.
     pub limit: Option<i128>,
     /// Only of windows.
     pub window: Option<String>,
@@ -19,9 +21,29 @@ pub(crate) struct PolicyFields {
     pub refill: Option<i128>,
     /// Only of buckets.
     pub period: Option<String>,
+    /// Only of concurrency.
+    pub ttl: Option<String>,
     pub shadow: bool,
     pub on_outage: Option<String>,
     pub matches: Option<Match>,
+}
+
+/// What an operator defines under a policy's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyDefinition {
+    Limit(PolicySpec),
+    Concurrency(ConcurrencySpec),
+}
+
+impl PolicyDefinition {
+    /// The proxy descriptors to which the policy applies.
+    #[must_use]
+    pub const fn matches(&self) -> Option<&Match> {
+        match self {
+            Self::Limit(spec) => spec.matches.as_ref(),
+            Self::Concurrency(_) => None,
+        }
+    }
 }
 
 /// Which field is wrong, and why.
@@ -39,25 +61,57 @@ const ENTRY_MAX: usize = 255;
 
 impl PolicyFields {
     /// Validates the fields and returns the policy they describe.
+    pub(crate) fn into_definition(self) -> Result<PolicyDefinition, PolicyFieldError> {
+        if self.kind.as_deref() == Some("concurrency") {
+            self.into_concurrency().map(PolicyDefinition::Concurrency)
+        } else {
+            self.into_spec().map(PolicyDefinition::Limit)
+        }
+    }
+
+    fn into_concurrency(self) -> Result<ConcurrencySpec, PolicyFieldError> {
+        let others = [
+            ("window", self.window.is_some()),
+            ("capacity", self.capacity.is_some()),
+            ("refill", self.refill.is_some()),
+            ("period", self.period.is_some()),
+            // A proxy could not give a permit back.
+            ("match", self.matches.is_some()),
+        ];
+        self.refuse(&others, "concurrency")?;
+        let limit = self.limit.ok_or_else(|| PolicyFieldError::new("limit", "is required"))?;
+        let (limit, ttl) = (u32::try_from(limit).unwrap_or(0), span("ttl", self.ttl.as_deref())?);
+        let rule = Concurrency::new(limit, ttl).map_err(|problem| match problem {
+            ConcurrencyError::Limit => PolicyFieldError::new("limit", problem.to_string()),
+            ConcurrencyError::Ttl(_) => PolicyFieldError::new("ttl", problem.to_string()),
+        })?;
+        Ok(ConcurrencySpec { rule, shadow: self.shadow, on_outage: self.on_outage()? })
+    }
+
+    /// Validates the fields of a policy of another kind than concurrency.
     pub(crate) fn into_spec(self) -> Result<PolicySpec, PolicyFieldError> {
-        let limit = self.limit()?;
-        let on_outage = match self.on_outage.as_deref() {
-            None => OnOutage::default(),
-            Some(text) => OnOutage::parse(text)
-                .ok_or_else(|| PolicyFieldError::new("onOutage", "must be one of open, closed, local"))?,
-        };
+        let (limit, on_outage) = (self.limit()?, self.on_outage()?);
         if let Some(matches) = &self.matches {
             check_match(matches)?;
         }
         Ok(PolicySpec { limit, shadow: self.shadow, on_outage, matches: self.matches })
     }
 
+    fn on_outage(&self) -> Result<OnOutage, PolicyFieldError> {
+        match self.on_outage.as_deref() {
+            None => Ok(OnOutage::default()),
+            Some(text) => OnOutage::parse(text)
+                .ok_or_else(|| PolicyFieldError::new("onOutage", "must be one of open, closed, local")),
+        }
+    }
+
     fn limit(&self) -> Result<Limit, PolicyFieldError> {
-        let kinds = "must be one of fixed_window, token_bucket, sliding_window";
+        let kinds = "must be one of fixed_window, token_bucket, sliding_window, concurrency";
         let kind = self.kind.as_deref().ok_or_else(|| PolicyFieldError::new("kind", "is required"))?;
         if !["fixed_window", "token_bucket", "sliding_window"].contains(&kind) {
             return Err(PolicyFieldError::new("kind", kinds));
         }
+        self.refuse(&[("ttl", self.ttl.is_some())], kind)?;
         if kind == "token_bucket" {
             self.refuse(&[("limit", self.limit.is_some()), ("window", self.window.is_some())], kind)?;
             let (capacity, refill) = (amount("capacity", self.capacity)?, amount("refill", self.refill)?);
@@ -187,6 +241,33 @@ mod tests {
         assert_eq!(field(PolicyFields { period: None, ..bucket() }), "period");
         assert_eq!(field(PolicyFields { limit: Some(1), ..bucket() }), "limit");
         assert_eq!(field(PolicyFields { on_outage: Some("ajar".to_owned()), ..bucket() }), "onOutage");
+        assert_eq!(field(PolicyFields { ttl: Some("PT1M".to_owned()), ..bucket() }), "ttl");
+    }
+
+    #[test]
+    fn concurrency_has_a_limit_and_a_ttl() {
+        let concurrency = || PolicyFields {
+            kind: Some("concurrency".to_owned()),
+            limit: Some(5),
+            ttl: Some("PT30S".to_owned()),
+            ..PolicyFields::default()
+        };
+        let PolicyDefinition::Concurrency(spec) = concurrency().into_definition().unwrap() else {
+            panic!("its kind is concurrency")
+        };
+        assert_eq!((spec.rule.limit(), spec.rule.ttl()), (5, Duration::from_secs(30)));
+        assert!(matches!(bucket().into_definition(), Ok(PolicyDefinition::Limit(_))));
+        let field = |fields: PolicyFields| fields.into_definition().unwrap_err().field;
+        for limit in [None, Some(0), Some(-1), Some(10_001), Some(1 << 40)] {
+            assert_eq!(field(PolicyFields { limit, ..concurrency() }), "limit");
+        }
+        for ttl in [None, Some("30"), Some("PT0S"), Some("P1M"), Some("P400D")] {
+            assert_eq!(field(PolicyFields { ttl: ttl.map(str::to_owned), ..concurrency() }), "ttl");
+        }
+        assert_eq!(field(PolicyFields { window: Some("PT1M".to_owned()), ..concurrency() }), "window");
+        assert_eq!(field(PolicyFields { refill: Some(1), ..concurrency() }), "refill");
+        let matches = Some(Match { domain: "edge".to_owned(), entries: BTreeMap::new() });
+        assert_eq!(field(PolicyFields { matches, ..concurrency() }), "match");
     }
 
     #[test]

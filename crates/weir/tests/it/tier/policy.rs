@@ -71,7 +71,7 @@ async fn an_invalid_field_is_400_and_named(store: Store) {
         (with(fixed.clone(), "match", json!({"domain": "", "entries": {"a": "*"}})), "match"),
         (with(fixed.clone(), "match", json!({"domain": "d", "entries": {}})), "match"),
         (with(fixed.clone(), "match", json!({"domain": "d"})), "entries"),
-        (with(fixed.clone(), "lmit", json!(5)), "lmit is not a field"),
+        (with(fixed.clone(), "limits", json!(5)), "limits is not a field"),
         (with(fixed.clone(), "on_outage", json!("open")), "on_outage is not a field"),
         (with(fixed.clone(), "name", json!("p")), "name is not a field"),
         (
