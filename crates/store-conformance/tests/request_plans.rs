@@ -12,7 +12,7 @@ use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
+    CallbackOutcome, CallbackReport, ClaimOrder, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
     IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
     SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_claim, plan_replay, plan_report,
     plan_submit, stored_progress,
