@@ -243,12 +243,13 @@ async fn process_invalidations(shared: Weak<SharedQuota>) {
             shared.invalidations.remove(&user, change);
             deleted.push(user);
         }
-        shared.metrics.forgotten.inc_by(deleted.len() as u64);
         if !unused.is_empty()
             && let Err(error) = shared.store.return_unused(unused).await
         {
             tracing::warn!(error = %error.with_causes(), "cannot give back unused quota; it stays counted until its windows end");
         }
+        // Counted last: whoever waits for the count finds the unused units given back.
+        shared.metrics.forgotten.inc_by(deleted.len() as u64);
         let is_recorded = deleted.is_empty() || shared.store.confirm_invalidated(&deleted).await.is_ok();
         if shared.invalidations.has_overflowed() && shared.store.raise_cache_epoch().await.is_ok() {
             shared.invalidations.clear_overflow();
