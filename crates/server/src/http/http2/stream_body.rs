@@ -46,6 +46,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
                 () = UNREAD.scope(Arc::clone(&unread), stream) => {}
                 () = unread.overdue() => tracing::debug!("a caller does not take its response over HTTP/2; it was reset"),
             }
+            // A last piece may stay with the connection, but without the permit.
+            unread.0.lock().reserve = None;
         });
     }
 }
