@@ -159,7 +159,10 @@ impl TierService {
             let store = Arc::clone(&store);
             move |batch: Batch<TakePermits>| {
                 let (store, batch) = (Arc::clone(&store), batch.take());
-                async move { store.take_permits(batch).await }
+                async move {
+                    // All callers may have disconnected.
+                    if batch.is_empty() { Ok(Vec::new()) } else { store.take_permits(batch).await }
+                }
             }
         });
         let shared = SharedState {
@@ -386,8 +389,10 @@ impl TierService {
         self.metrics.unsaved_seconds.set(i64::try_from(unsaved_seconds).unwrap_or(i64::MAX));
     }
 
-    /// Saves all spending, for a clean stop. Spending after that is lost when the process ends.
+    /// Answers the checks that wait for permits and saves all spending, for a clean stop. Spending after that is lost when the
+    /// process ends.
     pub async fn drain(&self) {
+        self.permits.drain().await;
         let task = self.task.lock().take();
         if let Some(task) = task {
             task.abort();
