@@ -272,7 +272,8 @@ fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
     }
     let children = plan["Plans"].as_array().map(Vec::as_slice).unwrap_or_default();
     if plan["Node Type"] == "Nested Loop" {
-        let again = first_read(&children[1]);
+        let inner = children.iter().find(|child| child["Parent Relationship"] == "Inner");
+        let again = first_read(inner.expect("a loop has an inner side"));
         if !is_lookup(again) {
             return Err(format!("{} is read again for every row", again["Node Type"]));
         }
@@ -280,9 +281,10 @@ fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
     children.iter().try_for_each(|child| examine(child, is_limited))
 }
 
-/// Returns the node that a node reads first.
+/// Returns the node that a node reads first, beside what is evaluated once before.
 fn first_read(plan: &Value) -> &Value {
-    match plan["Plans"].as_array().and_then(|children| children.first()) {
+    let is_read_again = |child: &&Value| child["Parent Relationship"] != "InitPlan";
+    match plan["Plans"].as_array().and_then(|children| children.iter().find(is_read_again)) {
         Some(child) => first_read(child),
         None => plan,
     }
