@@ -35,6 +35,9 @@ use crate::row::{self, column};
 /// Parked jobs that one claim puts back into the circle.
 const UNPARKED_MAX: i64 = 1_000;
 
+// The present time stands in subqueries of its own: only what is read once can be searched for in an index. Otherwise all jobs that
+// are due later would be read.
+
 /// Whether the three indexes can be used.
 const HAS_INDEXES: &str = "
     SELECT count(found.indexrelid) = 3
@@ -53,7 +56,7 @@ const HAS_PARKED: &str = "
     FROM unnest($1::text[]) AS room (downstream)
     CROSS JOIN LATERAL (
         SELECT FROM request_job
-        WHERE downstream = room.downstream AND waiting_tenant IS NULL AND claimable_at <= coalesce($2, clock_timestamp())
+        WHERE downstream = room.downstream AND waiting_tenant IS NULL AND claimable_at <= (SELECT coalesce($2, clock_timestamp()))
         ORDER BY claimable_at LIMIT 1) AS job";
 /// Puts jobs back into the circle. Waits for no lock: a job that is locked is being changed.
 const UNPARK: &str = "
@@ -63,7 +66,7 @@ const UNPARK: &str = "
         CROSS JOIN LATERAL (
             SELECT request_id FROM request_job AS parked
             WHERE parked.downstream = room.downstream AND parked.waiting_tenant IS NULL
-              AND parked.claimable_at <= coalesce($2, clock_timestamp())
+              AND parked.claimable_at <= (SELECT coalesce($2, clock_timestamp()))
             ORDER BY parked.claimable_at LIMIT $3 FOR UPDATE SKIP LOCKED) AS job
         CROSS JOIN LATERAL (
             SELECT tenant_id FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record)
@@ -84,7 +87,7 @@ const TURNS: &str = "
              WHERE downstream = $1 AND waiting_tenant > '' AND NOT circle.is_wrapped ORDER BY waiting_tenant LIMIT 1)
             LIMIT 1) AS next
         WHERE circle.place < $3 AND (NOT next.is_wrapped OR next.tenant <= $2))
-    SELECT circle.tenant, first.claimable_at <= coalesce($4, clock_timestamp())
+    SELECT circle.tenant, first.claimable_at <= (SELECT coalesce($4, clock_timestamp()))
     FROM circle CROSS JOIN LATERAL (
         SELECT claimable_at FROM request_job WHERE downstream = $1 AND waiting_tenant = circle.tenant
         ORDER BY claimable_at LIMIT 1) AS first
@@ -109,7 +112,7 @@ const CLAIM_GRANTED: &str = "
             CROSS JOIN LATERAL (
                 SELECT * FROM request_job AS due
                 WHERE due.downstream = granted.downstream AND due.waiting_tenant = granted.tenant
-                  AND due.claimable_at <= coalesce($5, clock_timestamp())
+                  AND due.claimable_at <= (SELECT coalesce($5, clock_timestamp()))
                 ORDER BY due.claimable_at LIMIT granted.jobs OFFSET granted.taken FOR UPDATE SKIP LOCKED) AS job
             CROSS JOIN LATERAL (
                 SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record) AS ranked) AS claimable
@@ -127,7 +130,7 @@ const CLAIM_OLDEST: &str = "
         FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
         CROSS JOIN LATERAL (
             SELECT * FROM request_job AS due
-            WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
+            WHERE due.downstream = room.downstream AND due.claimable_at <= (SELECT coalesce($3, clock_timestamp()))
             ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
         CROSS JOIN LATERAL (
             SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record) AS claimable
@@ -138,7 +141,7 @@ const HAS_EXPRESS: &str = "
     FROM unnest($1::text[]) AS room (downstream)
     CROSS JOIN LATERAL (
         SELECT FROM request_job
-        WHERE downstream = room.downstream AND is_express AND claimable_at <= coalesce($2, clock_timestamp())
+        WHERE downstream = room.downstream AND is_express AND claimable_at <= (SELECT coalesce($2, clock_timestamp()))
         ORDER BY claimable_at DESC LIMIT 1) AS job";
 /// As [`CLAIM_OLDEST`], the last accepted first, without the tenants in `$5`.
 const CLAIM_EXPRESS: &str = "
@@ -154,7 +157,7 @@ const CLAIM_EXPRESS: &str = "
         CROSS JOIN LATERAL (
             SELECT * FROM request_job AS due
             WHERE due.downstream = room.downstream AND due.is_express AND due.waiting_tenant <> ALL($5::text[])
-              AND due.claimable_at <= coalesce($3, clock_timestamp())
+              AND due.claimable_at <= (SELECT coalesce($3, clock_timestamp()))
             ORDER BY due.claimable_at DESC LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
         CROSS JOIN LATERAL (
             SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record) AS claimable
