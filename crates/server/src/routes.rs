@@ -89,6 +89,7 @@ fn request() -> Vec<Route> {
         route!(GET "/v1/requests", READ, request::list_requests),
         route!(GET "/v1/requests/{requestId}", READ, request::get_request).watching_peer(),
         route!(GET "/v1/requests/{requestId}/events", READ, request::events::watch_request),
+        route!(POST "/v1/requests/{requestId}/cancel", CREATE, request::cancel::cancel_request),
         route!(POST "/v1/requests/{requestId}/callback", Signature, request::callback::call_back),
         route!(GET "/v1/webhook-secret", READ, request::webhook_secret::get_webhook_secret)
             .never_unavailable(),

@@ -1,6 +1,7 @@
 //! The cases of request, for engines that implement [`HasRequests`](crate::HasRequests).
 
 pub mod callback;
+pub mod cancel;
 pub mod claim;
 pub mod concurrent;
 pub mod dead;
@@ -122,6 +123,13 @@ macro_rules! request_suite {
                 a_callback_for_a_dead_letter_is_refused_until_it_is_called_again,
                 results_and_failures_of_callbacks_are_stored_unchanged,
             ],
+            cancel: [
+                a_cancelled_request_is_final_and_never_claimed,
+                what_comes_of_the_call_of_a_cancelled_request_is_thrown_away,
+                a_request_that_has_ended_cannot_be_cancelled,
+                a_replayed_letter_can_be_cancelled,
+                a_cancelled_request_keeps_its_key_and_is_listed_and_purged,
+            ],
             dead: [
                 a_dead_letter_is_the_request_and_when_it_died,
                 a_payload_that_is_too_long_for_a_list_is_left_out,
@@ -173,6 +181,8 @@ macro_rules! request_suite {
                 parallel_workers_share_no_job_and_complete_each_once,
                 parallel_claims_by_name_have_one_winner,
                 a_worker_and_a_callback_end_a_request_once,
+                a_request_is_cancelled_or_ends_otherwise_but_never_both,
+                a_cancellation_and_a_claim_leave_no_job,
                 a_dead_letter_is_replayed_or_discarded_once,
                 a_job_claimed_while_the_broker_takes_it_stays_claimed,
                 everything_at_once_keeps_the_books,

@@ -12,10 +12,10 @@ use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
     IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
-    SubmitOutcome, SubmitReceipt, plan_callback, plan_claim, plan_replay, plan_report, plan_submit,
-    stored_progress,
+    SubmitOutcome, SubmitReceipt, plan_callback, plan_cancel, plan_claim, plan_replay, plan_report,
+    plan_submit, stored_progress,
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
@@ -154,6 +154,12 @@ impl Tables {
         outcome
     }
 
+    fn cancel(&mut self, id: RequestId, now: Timestamp) -> CancelOutcome {
+        let (outcome, changed) = plan_cancel(self.row(id));
+        self.save(changed, now);
+        outcome
+    }
+
     fn replay(&mut self, id: RequestId, now: Timestamp) -> bool {
         if self.dead.remove(&id).is_none() {
             return false;
@@ -212,6 +218,7 @@ enum Step {
     WorkerReport(Vec<(u8, bool, u8, u64)>),
     CallBack(u8, bool),
     Replay(u8),
+    Cancel(u8),
     Advance(u64),
     AdvanceToNext,
 }
@@ -226,6 +233,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => vec(report, 0..5).prop_map(Step::WorkerReport),
         1 => (0..8_u8, any::<bool>()).prop_map(|(id, is_done)| Step::CallBack(id, is_done)),
         1 => (0..8_u8).prop_map(Step::Replay),
+        1 => (0..8_u8).prop_map(Step::Cancel),
         2 => prop_oneof![4 => 1..100_000_u64, 1 => Just(86_400_000)].prop_map(Step::Advance),
         4 => Just(Step::AdvanceToNext),
     ]
@@ -326,6 +334,10 @@ impl Comparison {
             Step::Replay(ago) => {
                 let id = self.id(ago);
                 assert_eq!(self.tables.replay(id, now), self.model.replay(id, now));
+            }
+            Step::Cancel(ago) => {
+                let id = self.id(ago);
+                assert_eq!(self.tables.cancel(id, now), self.model.cancel(id, now));
             }
             Step::Advance(millis) => self.now = now.plus(Duration::from_millis(millis)),
             Step::AdvanceToNext => self.now = self.model.next_due(now).unwrap_or(now),

@@ -17,10 +17,10 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
-    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
-    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -31,21 +31,26 @@ use crate::row::{self, column, timestamp, unreadable, unsigned};
 /// The name under which tasks that wait for jobs are notified. No topic's name has a space.
 const JOBS: &str = "request jobs";
 
+/// A cancelled request is stored as `FAILED_PERMANENT` and `is_cancelled`: servers of the version before know no other status.
 const FIND: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = $1";
 
 /// Requests without payload and result, which may be large, for lists.
 const SUMMARIES: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           ''::bytea, payload_key_id, NULL::bytea, NULL::text,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = ANY($1)";
 const LIST: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           ''::bytea, payload_key_id, NULL::bytea, NULL::text,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record
-    WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
+    WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3
+      AND ($4::text IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = $4)
     ORDER BY request_id DESC LIMIT $5";
 
 /// The last request that one page of a list scans; no row if there are fewer.
@@ -140,6 +145,10 @@ impl RequestStore for Postgres {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         Ok(outcome)
+    }
+
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        work::cancel(self, id).await
     }
 
     async fn wait_for_jobs(&self, at_most: Duration) {

@@ -17,9 +17,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
-    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
+    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
+    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Result};
 
@@ -147,6 +147,12 @@ impl RequestStore for RedisRequests {
 
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
         let outcome = self.store.call_back(id, report).await;
+        self.invalidate([id]).await;
+        outcome
+    }
+
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        let outcome = self.store.cancel_request(id).await;
         self.invalidate([id]).await;
         outcome
     }

@@ -16,10 +16,10 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobCounts,
-    JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore,
-    ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
-    Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -32,12 +32,14 @@ const JOBS: &str = "request jobs";
 
 /// The columns that [`read_request`] reads.
 const COLUMNS: &str = "
-    request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+    request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+    payload, payload_key_id, result, result_key_id,
     failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 /// The same columns, without payload and result: lists do not show them, and they may be large.
 const SUMMARY: &str = "
-    request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
+    request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+    x'', payload_key_id, NULL, NULL,
     failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 const SCAN_END: &str = "
@@ -171,6 +173,11 @@ impl RequestStore for Sqlite {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         Ok(outcome)
+    }
+
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| jobs::cancel(connection, id, now)).await
     }
 
     async fn wait_for_jobs(&self, at_most: Duration) {
@@ -344,7 +351,8 @@ fn summary_sql() -> String {
 fn list_sql() -> String {
     format!(
         "SELECT {SUMMARY} FROM request_record
-         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3 AND (?4 IS NULL OR status = ?4)
+         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3
+           AND (?4 IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = ?4)
          ORDER BY request_id DESC LIMIT ?5"
     )
 }

@@ -9,11 +9,12 @@
 //! keyed hashes.
 //!
 //! Engines load, lock and save rows; plans decide batches: [`plan_submit`], [`plan_claim`], [`plan_report`],
-//! [`plan_callback`] and [`plan_replay`].
+//! [`plan_callback`], [`plan_cancel`] and [`plan_replay`].
 
 mod job;
 mod key_index;
 mod plan_callback;
+mod plan_cancel;
 mod plan_claim;
 mod plan_report;
 mod plan_submit;
@@ -21,6 +22,7 @@ mod plan_submit;
 pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
 pub use self::key_index::{KeyIndex, PlainKeysRefused, ResealedRequest, SealedIndexKey, SealedNames};
 pub use self::plan_callback::plan_callback;
+pub use self::plan_cancel::plan_cancel;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
 pub use self::plan_report::{ReportPlan, plan_report};
 pub use self::plan_submit::{IdempotencyEntries, IdempotencyEntry, NewRequest, SubmitPlan, plan_submit};
@@ -219,6 +221,14 @@ pub enum CallbackOutcome {
     Unknown,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelOutcome {
+    Cancelled,
+    /// The request had ended before, with this status.
+    AlreadyFinal(RequestStatus),
+    Unknown,
+}
+
 /// A request whose attempts have all failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadRequest {
@@ -257,6 +267,7 @@ pub struct RequestAudit {
     pub failed: u64,
     /// Dead letters, including discarded ones.
     pub dead: u64,
+    pub cancelled: u64,
     pub in_flight: u64,
     pub purged: u64,
     /// Rows of the job table. Must equal `in_flight`.
@@ -267,7 +278,7 @@ impl RequestAudit {
     /// Requests that are missing (positive) or extra (negative); 0 if the totals balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
-        let found = [self.completed, self.failed, self.dead, self.in_flight, self.purged];
+        let found = [self.completed, self.failed, self.dead, self.cancelled, self.in_flight, self.purged];
         i128::from(self.accepted) - found.into_iter().map(i128::from).sum::<i128>()
     }
 }
@@ -349,6 +360,9 @@ pub trait RequestStore: Send + Sync + 'static {
     ) -> Result<Vec<std::result::Result<RequestStatus, TransitionError>>>;
     /// Applies a downstream's callback.
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome>;
+    /// Cancels a request. Its job ends whoever has claimed it, so that nothing that a worker or the downstream reports counts, and
+    /// no webhook is enqueued.
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome>;
     /// Returns when there may be jobs to claim: at once if this process accepted requests since the last call, and after
     /// `at_most` at the latest.
     async fn wait_for_jobs(&self, at_most: Duration);

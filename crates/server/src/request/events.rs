@@ -84,6 +84,28 @@ impl RequestCalledBack<'_> {
     }
 }
 
+/// A tenant has cancelled a request.
+pub(super) struct RequestCancelled<'a> {
+    pub(super) request: &'a Request,
+}
+
+impl RequestCancelled<'_> {
+    pub(super) fn emit(self, finished: &FinishedMetrics) {
+        finished.record(RequestStatus::Cancelled);
+        let ids = LogIds::current();
+        tracing::info!(
+            target: "weir::request",
+            httpRequestId = ids.http_request_id(),
+            traceId = trace_of(self.request),
+            tenantId = self.request.tenant.as_str(),
+            requestId = %self.request.id,
+            // As it was read just before.
+            statusTransition = %transition(self.request.status, RequestStatus::Cancelled),
+            "request cancelled"
+        );
+    }
+}
+
 /// An operator has restarted a dead request.
 pub(super) struct RequestReplayed<'a> {
     pub(super) id: RequestId,

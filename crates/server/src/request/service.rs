@@ -18,15 +18,15 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Failure, PlainKeysRefused, Request, RequestPage, RequestStore, Sealed,
-    Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, CancelOutcome, Failure, PlainKeysRefused, Request, RequestPage,
+    RequestStore, Sealed, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
 use super::encryption::{Keyring, OpenError, SealedField};
-use super::events::{RequestCalledBack, TextUnreadable};
+use super::events::{RequestCalledBack, RequestCancelled, TextUnreadable};
 use super::settings::RequestSettings;
 use super::stored_form::{StoredForm, StoredKey};
 use crate::engines::{Engines, within};
@@ -359,6 +359,22 @@ impl RequestService {
             Ok(outcome)
         };
         self.change(call_back).await
+    }
+
+    /// Cancels a request of a tenant. Whoever is calling its downstream goes on, and what comes of it is thrown away.
+    pub async fn cancel(&self, tenant: &TenantId, id: RequestId) -> Result<CancelOutcome> {
+        let Some(request) = self.find(tenant, id).await? else { return Ok(CancelOutcome::Unknown) };
+        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let finished = self.metrics.finished.clone();
+        let cancel = async move {
+            let outcome = store.cancel_request(id).await?;
+            if outcome == CancelOutcome::Cancelled {
+                RequestCancelled { request: &request }.emit(&finished);
+                hub.publish(id, RequestStatus::Cancelled);
+            }
+            Ok(outcome)
+        };
+        self.change(cancel).await
     }
 
     /// Runs a change within the timeout of a call. A change that takes longer is not cancelled, so that its publication to

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError};
 use weir_store::request::{
-    CallbackOutcome, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
+    CallbackOutcome, CancelOutcome, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
 };
 
 use super::fixtures::{
@@ -314,6 +314,87 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
         assert_eq!(webhooks(h).await, [job.id], "there is one webhook");
     }
     request_audit(h).await;
+}
+
+pub async fn a_request_is_cancelled_or_ends_otherwise_but_never_both<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    for n in 0..8 {
+        let sent = Submit { callback_url: Some(URL.to_owned()), ..submission(h, &format!("k{n}")) };
+        let job = submit_and_claim(h, sent).await;
+        let ends = (0..12).map(|n| {
+            let (store, job) = (servers.store(n / 4), job.clone());
+            async move {
+                match n % 4 {
+                    0 => {
+                        let outcomes = store.report_batch(vec![success(&job)], &policy()).await;
+                        outcomes.expect("report_batch must succeed").remove(0).ok()
+                    }
+                    1 => match store.call_back(job.id, callback_report(Callback::Failed)).await {
+                        Ok(CallbackOutcome::Applied(status)) => Some(status),
+                        other => other.map(|_refused| None).expect("call_back must succeed"),
+                    },
+                    2 => {
+                        let purged = store.purge_requests(Duration::from_secs(60), 10).await;
+                        purged.map(|_none_is_old| None).expect("purge_requests must succeed")
+                    }
+                    _ => {
+                        let cancelled =
+                            store.cancel_request(job.id).await.expect("cancel_request must succeed");
+                        (cancelled == CancelOutcome::Cancelled).then_some(RequestStatus::Cancelled)
+                    }
+                }
+            }
+        });
+        let taken: Vec<_> = run_concurrently(ends).await.into_iter().flatten().collect();
+        let end = status(h, job.id).await;
+        assert_eq!(taken, [end], "exactly one of them ended it");
+        let expected = if end == RequestStatus::Cancelled { vec![] } else { vec![job.id] };
+        assert_eq!(webhooks(h).await, expected, "a webhook of a result, and none of a cancellation");
+    }
+    request_audit(h).await;
+}
+
+pub async fn a_cancellation_and_a_claim_leave_no_job<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let mut ids: Vec<_> =
+        accept_batch(h, submissions(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
+    ids.extend(create_dead_requests(h, submissions(h, "d", 10)).await.iter().map(|job| job.id));
+    let calls = (0..10).map(|n| {
+        let (store, mut ids) = (servers.store(n / 2), ids.clone());
+        ids.rotate_left(n * 4);
+        async move {
+            match n % 5 {
+                0 | 1 => {
+                    for id in ids {
+                        store.cancel_request(id).await.expect("cancel_request must succeed");
+                    }
+                }
+                2 => {
+                    let claimed = store.claim_jobs(&[room(DOWNSTREAM, 20)], &policy()).await;
+                    let jobs = claimed.expect("claim_jobs must succeed").jobs;
+                    let reports = jobs.iter().map(|job| not_called(job, Duration::ZERO)).collect();
+                    store
+                        .report_batch(reports, &policy())
+                        .await
+                        .map(drop)
+                        .expect("report_batch must succeed");
+                }
+                3 => store.claim_named(&ids, &policy()).await.map(drop).expect("claim_named must succeed"),
+                _ => store.replay_requests(5).await.map(drop).expect("replay_requests must succeed"),
+            }
+        }
+    });
+    run_concurrently(calls).await;
+    let books = request_audit(h).await;
+    assert_eq!(books.cancelled + books.dead + books.in_flight, 40, "{books:?}");
+    for id in ids {
+        servers.store(1).cancel_request(id).await.expect("cancel_request must succeed");
+    }
+    let books = request_audit(h).await;
+    assert_eq!((books.in_flight, books.jobs), (0, 0), "{books:?}");
+    assert_eq!(books.cancelled + books.dead, 40, "{books:?}");
 }
 
 pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {

@@ -16,9 +16,9 @@ use weir_core::{
 };
 use weir_queue::Settlement;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
-    Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome, SubmitReceipt,
-    WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    Job, JobReport, Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome,
+    SubmitReceipt, WEBHOOKS_TOPIC,
 };
 
 use crate::HasRequests;
@@ -295,6 +295,10 @@ pub fn callback_report(callback: Callback) -> CallbackReport {
 
 pub async fn call_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
     h.requests().call_back(id, report).await.expect("call_back must succeed")
+}
+
+pub async fn cancel<H: HasRequests>(h: &H, id: RequestId) -> CancelOutcome {
+    h.requests().cancel_request(id).await.expect("cancel_request must succeed")
 }
 
 /// Submits requests and lets their only attempt fail. Returns their jobs as last claimed.

@@ -60,7 +60,7 @@ struct Comparison<'h, H> {
 
 impl<H: HasRequests> Comparison<'_, H> {
     async fn step(&mut self) {
-        match self.rng.u8(0..40) {
+        match self.rng.u8(0..42) {
             0..8 => self.submit().await,
             8..14 => self.claim().await,
             14..16 => self.claim_named().await,
@@ -72,6 +72,7 @@ impl<H: HasRequests> Comparison<'_, H> {
             30 => self.mark_enqueued().await,
             31 => self.purge().await,
             32..34 => self.read().await,
+            34 => self.cancel().await,
             _ => self.advance(),
         }
     }
@@ -184,6 +185,13 @@ impl<H: HasRequests> Comparison<'_, H> {
         self.expect_equal(&engine, &model, &format!("call back {id}"));
     }
 
+    async fn cancel(&mut self) {
+        let id = self.id();
+        let engine = self.engine.cancel_request(id).await.expect("cancel_request must succeed");
+        let model = self.model.cancel(id, self.now());
+        self.expect_equal(&engine, &model, &format!("cancel {id}"));
+    }
+
     /// Usually the id of a dead letter, if there is one.
     fn dead_id(&mut self) -> RequestId {
         let dead = self.model.dead();
@@ -237,7 +245,7 @@ impl<H: HasRequests> Comparison<'_, H> {
         let engine = self.engine.find_request(id).await.expect("find_request must succeed");
         self.expect_equal(&engine, &self.model.find(id), &format!("find {id}"));
         let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
-        let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..6)]);
+        let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..RequestStatus::ALL.len())]);
         let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
         let engine = self.engine.list_requests(&tenant, status, before, limit).await;
         let mut model = self.model.list(&tenant, status, before);

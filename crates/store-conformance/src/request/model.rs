@@ -14,8 +14,8 @@ use weir_core::request::state::{
 };
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
-    PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    Job, JobReport, PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
 };
 
 /// All requests that were submitted and not purged.
@@ -54,7 +54,7 @@ impl Row {
         if status == RequestStatus::FailedRetryExhausted {
             self.died_at = Some(now);
         }
-        status.is_final() && self.request.callback_url.is_some()
+        status.has_outcome() && self.request.callback_url.is_some()
     }
 
     fn receipt(&self) -> SubmitReceipt {
@@ -219,6 +219,19 @@ impl Model {
         }
     }
 
+    pub fn cancel(&mut self, id: RequestId, now: Timestamp) -> CancelOutcome {
+        let Some(row) = self.rows.get_mut(&id) else { return CancelOutcome::Unknown };
+        match row.progress.cancel() {
+            Err(_) => CancelOutcome::AlreadyFinal(row.request.status),
+            Ok(()) => {
+                let (code, message) = ("CANCELLED".to_owned(), "the request was cancelled".to_owned());
+                (row.request.result, row.request.failure) = (None, Some(Failure { code, message }));
+                assert!(!row.apply_progress(now), "a cancelled request has no webhook");
+                CancelOutcome::Cancelled
+            }
+        }
+    }
+
     /// Marks a pending request as enqueued at the broker.
     pub fn mark_enqueued(&mut self, id: RequestId, now: Timestamp) {
         if let Some(row) = self.rows.get_mut(&id)
@@ -328,6 +341,7 @@ impl Model {
                 RequestStatus::Completed => books.completed += 1,
                 RequestStatus::FailedPermanent => books.failed += 1,
                 RequestStatus::FailedRetryExhausted => books.dead += 1,
+                RequestStatus::Cancelled => books.cancelled += 1,
                 RequestStatus::Accepted | RequestStatus::PendingEnqueue | RequestStatus::InProgress => {
                     books.in_flight += 1
                 }

@@ -35,14 +35,15 @@ use crate::{ENGINE, Postgres, time};
 /// The entries of idempotency keys, also of those from before keys were hashed. The status is NULL if the request was purged.
 const FIND_KEYS: &str = "
     SELECT entry.tenant_id, requested.key, entry.payload_hash, entry.request_id, entry.expires_at,
-           record.status, record.created_at, entry.idempotency_key = requested.key
+           CASE WHEN record.is_cancelled THEN 'CANCELLED' ELSE record.status END, record.created_at,
+           entry.idempotency_key = requested.key
     FROM unnest($1::text[], $2::text[], $3::text[]) AS requested (tenant_id, key, plain)
     CROSS JOIN LATERAL (
         SELECT * FROM idempotency_record
         WHERE tenant_id = requested.tenant_id AND idempotency_key = ANY(ARRAY[requested.key, requested.plain])
         OFFSET 0) AS entry
     LEFT JOIN LATERAL (
-        SELECT status, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
+        SELECT status, is_cancelled, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
 const CREATE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
     SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS requested (tenant_id) ORDER BY tenant_id

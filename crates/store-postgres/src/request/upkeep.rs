@@ -95,10 +95,11 @@ const CHANGE_ROLLOUT: &str = "
 const BOOKS: &str = "
     SELECT (SELECT coalesce(sum(accepted), 0)::bigint FROM request_ledger),
            (SELECT coalesce(sum(purged), 0)::bigint FROM request_ledger),
-           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+           count(*) FILTER (WHERE status = 'COMPLETED'),
+           count(*) FILTER (WHERE status = 'FAILED_PERMANENT' AND is_cancelled IS NOT TRUE),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
-           (SELECT count(*) FROM request_job)
+           (SELECT count(*) FROM request_job), count(*) FILTER (WHERE is_cancelled)
     FROM request_record";
 
 pub(super) async fn pending(
@@ -277,6 +278,7 @@ pub(super) async fn books(engine: &Postgres) -> Result<RequestAudit> {
         dead: count(4)?,
         in_flight: count(5)?,
         jobs: count(6)?,
+        cancelled: count(7)?,
     })
 }
 

@@ -62,10 +62,11 @@ const CHANGE_ROLLOUT: &str = "
     RETURNING processing_enabled, reconciler_enabled, canary_percent";
 const AUDIT: &str = "
     SELECT (SELECT accepted FROM request_ledger WHERE id = 1), (SELECT purged FROM request_ledger WHERE id = 1),
-           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+           count(*) FILTER (WHERE status = 'COMPLETED'),
+           count(*) FILTER (WHERE status = 'FAILED_PERMANENT' AND is_cancelled IS NOT TRUE),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
-           count(claimable_at)
+           count(claimable_at), count(*) FILTER (WHERE is_cancelled)
     FROM request_record";
 
 pub(super) fn pending(
@@ -241,6 +242,7 @@ pub(super) fn audit(connection: &Connection) -> rusqlite::Result<RequestAudit> {
             dead: row.get(4)?,
             in_flight: row.get(5)?,
             jobs: row.get(6)?,
+            cancelled: row.get(7)?,
         })
     })
 }

@@ -18,7 +18,9 @@ use crate::writer::{BatchInTurns, WriterTurn};
 /// Submissions decided and saved between two checks of the turn.
 const CHUNK_MAX: usize = 64;
 
-const FIND_RECEIPT: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
+const FIND_RECEIPT: &str = "
+    SELECT CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, created_at
+    FROM request_record WHERE request_id = ?1";
 pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,

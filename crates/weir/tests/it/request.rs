@@ -3,6 +3,7 @@
 
 mod auth;
 mod callback;
+mod cancel;
 mod crash;
 mod dead;
 mod fixtures;

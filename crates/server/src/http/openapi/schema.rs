@@ -83,7 +83,7 @@ text!(
     /// `ACCEPTED`: on disk, its job is queued. `PENDING_ENQUEUE`: on disk, the broker does not have its job yet.
     /// `IN_PROGRESS`: being called, waiting for its next attempt, or for the downstream's callback. Final: `COMPLETED`,
     /// `FAILED_PERMANENT` (the downstream refused it), `FAILED_RETRY_EXHAUSTED` (a dead letter; an operator may replay
-    /// it).
+    /// it), `CANCELLED` (its tenant has cancelled it).
     RequestStatus, "COMPLETED", enum_values(state::RequestStatus::ALL.map(state::RequestStatus::as_str))
 );
 text!(

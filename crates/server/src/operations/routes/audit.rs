@@ -109,6 +109,8 @@ struct RequestAudit {
     failed: u64,
     /// Requests whose attempts all failed, discarded ones included.
     dead: u64,
+    /// Requests that their tenants have cancelled.
+    cancelled: u64,
     /// Requests that are not final yet.
     in_flight: u64,
     /// Requests that were purged after their retention.
@@ -187,7 +189,7 @@ impl From<weir_store::sale::SaleAudit> for SaleAudit {
 ///
 /// Proves that nothing was over-admitted and nothing got lost. Every message ever accepted must be in exactly one
 /// place: done, discarded, dead or in flight. Every window's counter must be the number of slots scheduled inside it.
-/// Every request ever accepted must be completed, failed, dead, in flight or purged, and each one in flight has its
+/// Every request ever accepted must be completed, failed, dead, cancelled, in flight or purged, and each one in flight has its
 /// job. Every hold must be open, settled or expired. Every unit sold must be a persisted purchase, and no more of them
 /// than the stock. Each capability is read in one snapshot, so traffic does not disturb the result.
 ///
@@ -243,6 +245,7 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
             completed: request.completed,
             failed: request.failed,
             dead: request.dead,
+            cancelled: request.cancelled,
             in_flight: request.in_flight,
             purged: request.purged,
             jobs: request.jobs,

@@ -11,9 +11,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts, JobReport,
-    KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout,
-    RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
+    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
+    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -95,6 +95,9 @@ impl RequestStore for Outage {
         unreachable!()
     }
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
+        unreachable!()
+    }
+    async fn cancel_request(&self, _: RequestId) -> Result<CancelOutcome> {
         unreachable!()
     }
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {

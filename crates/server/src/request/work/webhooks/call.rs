@@ -65,10 +65,11 @@ impl Webhooks {
         if let Some(time_left) = self.unresponsive.time_left(tenant, receiver, now) {
             return Ok(self.defer_or_retry(item, time_left));
         }
-        // A purged request needs no webhook; a replayed one gets another when it is final again.
-        let found =
-            self.dependencies.store.find_request(item.id).await?.filter(|request| request.status.is_final());
-        let Some(request) = found else { return Ok(WebhookOutcome::Done) };
+        // A purged or cancelled request needs no webhook; a replayed one gets another when it is final again.
+        let found = self.dependencies.store.find_request(item.id).await?;
+        let Some(request) = found.filter(|request| request.status.has_outcome()) else {
+            return Ok(WebhookOutcome::Done);
+        };
         let target = match receiver_of(&self.dependencies.keyring, &request) {
             Ok((target, _)) => target,
             Err(outcome) => return Ok(outcome),
