@@ -71,6 +71,8 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         keyring: Arc::clone(&app.keys),
         form: Arc::clone(app.requests.form()),
         clock: Arc::clone(&app.engines.store.steady_clock),
+        secret: app.auth.webhook.clone(),
+        wall_clock: Arc::clone(&app.engines.store.wall_clock),
         settings: app.settings.request.clone(),
         metrics: app.metrics.request.work.clone(),
         is_enabled: rollout_switch(app, |rollout| rollout.processing_enabled),

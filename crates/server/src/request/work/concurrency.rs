@@ -40,6 +40,11 @@ impl ConcurrencyPermits {
         self.total.saturating_sub(self.used.lock().all)
     }
 
+    /// How many permits the calls to a downstream have.
+    pub(super) fn used_by(&self, downstream: &str) -> usize {
+        self.used.lock().by_downstream.get(downstream).copied().unwrap_or_default()
+    }
+
     /// Takes a permit, without a check: jobs are claimed only within [`ConcurrencyPermits::capacity`], but a broker may name
     /// more jobs of one downstream than its share.
     pub(super) fn take(self: &Arc<Self>, downstream: &str) -> ConcurrencyPermit {

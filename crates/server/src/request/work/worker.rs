@@ -49,9 +49,45 @@ struct WorkerState {
     runner: Arc<JobRunner>,
     reports: Sender<FinishedJob>,
     unconfigured: UnconfiguredDownstreams,
+    limited: LimitedDownstreams,
     turn: usize,
     /// Whether the last claim left jobs behind.
     has_more: bool,
+}
+
+/// When the limits of downstreams that were used up at the last claim may allow more calls.
+#[derive(Clone, Copy, Default)]
+struct LimitedDownstreams {
+    /// When the first rate does.
+    until: Option<Instant>,
+    /// Whether the end of a call does.
+    is_full: bool,
+}
+
+impl LimitedDownstreams {
+    fn add(&mut self, is_full: bool, pause: Option<Duration>) {
+        let until = pause.map(|pause| Instant::now() + pause);
+        self.until = [self.until, until].into_iter().flatten().min();
+        self.is_full |= is_full;
+    }
+
+    /// Whether a rate allows more by now.
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    async fn wait(&self, permits: &ConcurrencyPermits) {
+        let rate = async {
+            match self.until {
+                Some(until) => tokio::time::sleep_until(until.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = rate => {}
+            () = permits.wait_for_release(), if self.is_full => {}
+        }
+    }
 }
 
 /// When to claim again.
@@ -70,8 +106,7 @@ impl Worker {
     /// Creates a worker. It claims nothing until it runs.
     #[must_use]
     pub(crate) fn new(dependencies: WorkerDependencies) -> Self {
-        let downstreams =
-            Downstreams::new(&dependencies.settings, &dependencies.clock, &dependencies.metrics);
+        let downstreams = Downstreams::new(&dependencies);
         let permits = ConcurrencyPermits::new(dependencies.settings.concurrency);
         Self { dependencies, downstreams, permits }
     }
@@ -92,6 +127,7 @@ impl Worker {
             runner,
             reports,
             unconfigured: UnconfiguredDownstreams::default(),
+            limited: LimitedDownstreams::default(),
             turn: 0,
             has_more: false,
         };
@@ -112,8 +148,13 @@ impl Worker {
             while let Some(ended) = work.calls.try_join_next() {
                 log_panic(ended);
             }
+            // Nothing is claimed sooner after an error.
+            let (next, limited) = match outcome {
+                Ok(next) => (next, work.limited),
+                Err(_) => (NextClaim::After(PAUSE_AFTER_ERROR), LimitedDownstreams::default()),
+            };
             tokio::select! {
-                () = self.pause(outcome.unwrap_or(NextClaim::After(PAUSE_AFTER_ERROR)), broker_jobs.as_ref()) => {}
+                () = self.pause(next, &limited, broker_jobs.as_ref()) => {}
                 () = closing.cancelled() => {}
             }
         }
@@ -136,17 +177,17 @@ impl Worker {
             let claimed = broker_jobs.claim(store.as_ref(), policy, self.permits.available()).await?;
             let is_idle = claimed.jobs.is_empty();
             self.start(work, claimed).await;
-            if !work.has_more && !broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
+            let is_scan_due = work.limited.is_over() || broker_jobs.is_scan_due(POLL_BEHIND_BROKER);
+            if !work.has_more && !is_scan_due {
                 return Ok(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce });
             }
         }
         work.unconfigured.refresh(store.as_ref()).await?;
         let names: BTreeSet<&str> =
             self.downstreams.names().chain(work.unconfigured.names.iter().map(String::as_str)).collect();
-        let admitted: Vec<(&str, usize)> = names
-            .into_iter()
-            .map(|name| (name, self.downstreams.get(name).breaker.available_calls()))
-            .collect();
+        work.limited = LimitedDownstreams::default();
+        let admitted: Vec<(&str, usize)> =
+            names.into_iter().map(|name| (name, self.admitted(name, &mut work.limited))).collect();
         work.turn = work.turn.wrapping_add(1);
         let room = self.permits.capacity(&admitted, work.turn);
         if room.is_empty() {
@@ -160,16 +201,24 @@ impl Worker {
         Ok(next)
     }
 
+    /// How many jobs of a downstream its breaker and its limits allow. Records when its limits may allow more.
+    fn admitted(&self, name: &str, limited: &mut LimitedDownstreams) -> usize {
+        let (downstream, running) = (self.downstreams.get(name), self.permits.used_by(name));
+        limited.add(downstream.limits.is_full(running), downstream.limits.pause());
+        downstream.breaker.available_calls().min(downstream.limits.available_calls(running))
+    }
+
     async fn start(&self, work: &mut WorkerState, claimed: ClaimedJobs) {
         let now = Instant::now();
         self.dependencies.metrics.duplicate_calls.inc_by(claimed.taken_over as u64);
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
             (self.dependencies.on_change)(job.id, RequestStatus::InProgress);
+            let running = self.permits.used_by(&job.downstream);
             let permit = self.permits.take(&job.downstream);
             let downstream = Arc::clone(self.downstreams.get(&job.downstream));
             let (runner, reports) = (Arc::clone(&work.runner), work.reports.clone());
-            let admission = runner.admit(&downstream);
+            let admission = runner.admit(&downstream, running);
             work.calls.spawn(async move {
                 let done = runner.attempt(job, &downstream, admission, now).await;
                 // The permit is held until the report is queued, so that reports do not pile up behind a slow store.
@@ -193,7 +242,15 @@ impl Worker {
         }
     }
 
-    async fn pause(&self, next: NextClaim, broker_jobs: Option<&BrokerJobs>) {
+    /// Waits until the next claim, or until the limits of a downstream may allow more.
+    async fn pause(&self, next: NextClaim, limited: &LimitedDownstreams, broker_jobs: Option<&BrokerJobs>) {
+        tokio::select! {
+            () = self.pause_for(next, broker_jobs) => {}
+            () = limited.wait(&self.permits) => {}
+        }
+    }
+
+    async fn pause_for(&self, next: NextClaim, broker_jobs: Option<&BrokerJobs>) {
         match (next, broker_jobs) {
             (NextClaim::AtOnce, _) => self.permits.wait_for_several(LINGER).await,
             (NextClaim::WhenFree, _) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use weir_core::{TenantId, webhook};
+use weir_core::{TenantId, Timestamp, webhook};
 use weir_store::Result;
 use weir_store::request::Request;
 
@@ -126,13 +126,23 @@ impl Webhooks {
         let mut headers = HeaderMap::with_capacity(7);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, AGENT);
-        for (header, value) in [(ID, name), (TIMESTAMP, &webhook::timestamp(now)), (SIGNATURE, &signature)] {
-            // Digits, hyphens and base64 are always a header's value.
-            if let Ok(value) = HeaderValue::try_from(value) {
-                headers.insert(header, value);
-            }
-        }
+        write_signature(&mut headers, name, now, &signature);
         headers
+    }
+}
+
+/// Writes the headers of a signed message, as Standard Webhooks names them.
+pub(in crate::request::work) fn write_signature(
+    headers: &mut HeaderMap,
+    id: &str,
+    at: Timestamp,
+    signature: &str,
+) {
+    for (header, value) in [(ID, id), (TIMESTAMP, &*webhook::timestamp(at)), (SIGNATURE, signature)] {
+        // Digits, hyphens and base64 are always a header's value.
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(header, value);
+        }
     }
 }
 
