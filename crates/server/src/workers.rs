@@ -97,7 +97,8 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
 fn start_maintenance(app: &App, workers: &TaskTracker) {
     let hub = Arc::clone(app.requests.hub());
     let maintenance = Maintenance {
-        store: Arc::clone(&app.engines.store.requests),
+        // The cached one, so that what is erased is not read from the cache.
+        store: app.engines.requests(),
         broker: app.engines.request_broker(),
         retention: app.settings.request.retention,
         is_reconciling: rollout_switch(app, |rollout| rollout.reconciler_enabled),

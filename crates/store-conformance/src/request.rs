@@ -5,6 +5,7 @@ pub mod cancel;
 pub mod claim;
 pub mod concurrent;
 pub mod dead;
+pub mod erase;
 pub mod fixtures;
 pub mod history;
 pub mod lease;
@@ -48,6 +49,9 @@ macro_rules! request_suite {
                 each_tenant_has_its_own_window,
                 without_limits_nothing_is_limited_nor_counted,
                 changed_limits_apply_from_the_next_batch,
+                a_receipt_says_what_is_left_of_the_limits,
+                tenants_of_one_batch_may_have_different_limits,
+                limits_of_tenants_are_stored_until_they_are_removed,
             ],
             reads: [
                 an_unknown_request_is_none,
@@ -130,6 +134,13 @@ macro_rules! request_suite {
                 a_replayed_letter_can_be_cancelled,
                 a_cancelled_request_keeps_its_key_and_is_listed_and_purged,
             ],
+            erase: [
+                an_erasure_leaves_nothing_of_a_tenant_and_all_of_the_others,
+                a_worker_that_is_calling_an_erased_request_loses_it,
+                what_is_submitted_after_an_erasure_began_stays,
+                an_erasure_says_at_its_end_how_many_requests_it_erased,
+                dead_webhooks_of_erased_requests_are_discarded,
+            ],
             dead: [
                 a_dead_letter_is_the_request_and_when_it_died,
                 a_payload_that_is_too_long_for_a_list_is_left_out,
@@ -183,6 +194,7 @@ macro_rules! request_suite {
                 a_worker_and_a_callback_end_a_request_once,
                 a_request_is_cancelled_or_ends_otherwise_but_never_both,
                 a_cancellation_and_a_claim_leave_no_job,
+                an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_books,
                 a_dead_letter_is_replayed_or_discarded_once,
                 a_job_claimed_while_the_broker_takes_it_stays_claimed,
                 everything_at_once_keeps_the_books,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::quota::Quota;
 use weir_core::request::idempotency::IdempotencyRecord;
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
@@ -20,7 +20,7 @@ use weir_store::request::{
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
 use weir_store_conformance::request::fixtures::{
-    URL, callback_report, fingerprint, policy, room, sealed, tenant, trace,
+    URL, callback_report, fingerprint, policy, room, sealed, tenant, trace, within,
 };
 use weir_store_conformance::request::model::Model;
 
@@ -44,12 +44,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn submit(
-        &mut self,
-        batch: &[Submit],
-        limits: Option<QuotaLimits>,
-        now: Timestamp,
-    ) -> Vec<SubmitOutcome> {
+    fn submit(&mut self, batch: &[Submit], now: Timestamp) -> Vec<SubmitOutcome> {
         let (mut keys, mut windows) = (IdempotencyEntries::new(), HashMap::new());
         for submit in batch {
             let (tenant_name, key) = (submit.tenant.as_str(), submit.key.as_str());
@@ -60,10 +55,11 @@ impl Tables {
                     id: request.id,
                     status: request.status,
                     accepted_at: request.accepted_at,
+                    window: None,
                 };
                 keys.insert((tenant_name, key), IdempotencyEntry { record: *record, receipt });
             }
-            if let Some(limits) = limits {
+            if let Some(limits) = submit.limits {
                 let window = match self.windows.get(tenant_name) {
                     Some((count, at)) => Quota { limits, current_count: *count, last_refresh: *at },
                     None => Quota::new(limits, now),
@@ -71,7 +67,7 @@ impl Tables {
                 windows.insert(tenant_name, window);
             }
         }
-        let plan = plan_submit(batch, &mut keys, limits.map(|_| &mut windows), now);
+        let plan = plan_submit(batch, &mut keys, &mut windows, now);
         for (tenant_name, window) in plan.windows {
             self.windows.insert(tenant_name.to_owned(), (window.current_count, window.last_refresh));
         }
@@ -274,6 +270,7 @@ impl Comparison {
             callback_url: has_callback.then(|| URL.to_owned()),
             trace: needs_broker.then(|| trace(RequestId::new(self.now, distinct))),
             needs_broker,
+            limits: None,
         }
     }
 
@@ -298,12 +295,10 @@ impl Comparison {
         let now = self.now;
         match step {
             Step::Submit(batch, most) => {
-                let batch: Vec<Submit> =
-                    batch.into_iter().map(|submission| self.submit(submission)).collect();
-                let limits = most.map(|most| limits(most, 1));
-                let model: Vec<_> =
-                    batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
-                assert_eq!(self.tables.submit(&batch, limits, now), model);
+                let batch = batch.into_iter().map(|submission| self.submit(submission)).collect();
+                let batch = within(batch, most.map(|most| limits(most, 1)));
+                let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, now)).collect();
+                assert_eq!(self.tables.submit(&batch, now), model);
             }
             Step::Claim(a, b) => {
                 let rooms = [room("downstream 0", a), room("downstream 1", b)];

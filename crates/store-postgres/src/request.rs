@@ -3,6 +3,7 @@
 
 mod sealing;
 mod submit;
+mod tenants;
 mod upkeep;
 mod work;
 
@@ -11,16 +12,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
-    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    ErasedBatch, Failure, JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request,
+    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey,
+    SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantLimit, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -60,12 +60,8 @@ const LAST_SCANNED: &str = "
 
 #[async_trait]
 impl RequestStore for Postgres {
-    async fn submit_batch(
-        &self,
-        batch: Batch<Submit>,
-        limits: Option<QuotaLimits>,
-    ) -> Result<Vec<SubmitOutcome>> {
-        let outcomes = submit::submit(self, batch, limits).await?;
+    async fn submit_batch(&self, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
+        let outcomes = submit::submit(self, batch).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.topic_notify.notify(JOBS);
         }
@@ -174,13 +170,8 @@ impl RequestStore for Postgres {
         upkeep::list(self, after, limit, payload_max).await
     }
 
-    async fn replay_request(&self, id: RequestId) -> Result<bool> {
-        let replayed = upkeep::replay(self, Some(id), 1).await?;
-        Ok(!replayed.is_empty())
-    }
-
-    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
-        upkeep::replay(self, None, limit).await
+    async fn replay_requests(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
+        upkeep::replay(self, ids).await
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
@@ -205,6 +196,26 @@ impl RequestStore for Postgres {
 
     async fn audit_requests(&self) -> Result<RequestAudit> {
         upkeep::books(self).await
+    }
+
+    async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64> {
+        tenants::begin_erasure(self, tenant, count_max).await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+        tenants::erase_some(self, limit).await
+    }
+
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
+        tenants::limits(self).await
+    }
+
+    async fn put_tenant_limit(&self, limit: &TenantLimit) -> Result<bool> {
+        tenants::put_limit(self, limit).await
+    }
+
+    async fn delete_tenant_limit(&self, tenant: &TenantId) -> Result<bool> {
+        tenants::delete_limit(self, tenant).await
     }
 
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {

@@ -6,6 +6,7 @@ pub(crate) mod cancel;
 pub(crate) mod events;
 pub(crate) mod rollout;
 pub(crate) mod submit;
+pub(crate) mod tenants;
 pub(crate) mod webhook_secret;
 
 use std::sync::Arc;

@@ -1,10 +1,12 @@
 //! The service of request: submissions go through lanes, everything else directly to the store. Payloads and results are
 //! encrypted here before they are stored, and decrypted for callers who may see them.
 
-mod dead_letters;
+mod cached;
+pub(crate) mod dead_letters;
 pub(crate) mod hub;
 pub(crate) mod key_check;
 pub(crate) mod rollout;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod watch_tests;
 
@@ -25,6 +27,7 @@ use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
+use self::tenants::TenantLimits;
 use super::encryption::{Keyring, OpenError, SealedField};
 use super::events::{RequestCalledBack, RequestCancelled, TextUnreadable};
 use super::settings::RequestSettings;
@@ -50,6 +53,7 @@ pub struct RequestService {
     clock: Arc<dyn Clock>,
     hub: Arc<StatusHub>,
     rollout: Arc<RolloutSwitches>,
+    tenant_limits: TenantLimits,
     polls: Semaphore,
     payload_budget: Semaphore,
     metrics: AcceptMetrics,
@@ -92,6 +96,8 @@ pub struct Submission {
 pub enum SubmitError {
     #[error("an operator has switched request off")]
     Disabled,
+    #[error("an operator lets no new requests in")]
+    NotAccepting,
     #[error("the rollout has not reached the tenant")]
     NotInRollout,
     #[error(transparent)]
@@ -114,12 +120,12 @@ impl RequestService {
     pub fn start(engines: &Engines, settings: &Settings, keys: Arc<Keyring>, metrics: &Metrics) -> Self {
         let (store, timeout) = (engines.requests(), settings.http.timeout);
         let lanes = engines.start_lanes("request", metrics.lane("request"), {
-            let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+            let store = Arc::clone(&store);
             let broker = engines.request_broker();
             move |batch| {
                 let (store, broker) = (Arc::clone(&store), broker.clone());
                 async move {
-                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    let mut outcomes = store.submit_batch(batch).await?;
                     if let Some(broker) = broker {
                         broker.publish_accepted(&mut outcomes).await;
                     }
@@ -133,6 +139,7 @@ impl RequestService {
             let rollout = Arc::clone(&rollout);
             async move { rollout.get().await }
         });
+        let tenant_limits = TenantLimits::new(Arc::clone(&store), settings.request.tenant_limit, timeout);
         let formats = settings.store.formats;
         let form = Arc::new(StoredForm::new(Arc::clone(&store), Arc::clone(&keys), formats, timeout));
         Self {
@@ -143,6 +150,7 @@ impl RequestService {
             clock: Arc::clone(&engines.store.wall_clock),
             hub: Arc::default(),
             rollout,
+            tenant_limits,
             polls: Semaphore::new(CONCURRENT_POLLS),
             payload_budget: Semaphore::new(PAYLOAD_BUDGET_KIB),
             metrics: metrics.request.accept.clone(),
@@ -186,7 +194,9 @@ impl RequestService {
             Ok(SubmitOutcome::Replayed(_)) => "replayed",
             Ok(SubmitOutcome::Conflict) => "conflict",
             Ok(SubmitOutcome::Limited { .. }) => "limited",
-            Err(SubmitError::Disabled | SubmitError::NotInRollout) => "switched_off",
+            Err(SubmitError::Disabled | SubmitError::NotAccepting | SubmitError::NotInRollout) => {
+                "switched_off"
+            }
             Err(SubmitError::Store(_)) => "failed",
         };
         self.metrics.record(label, started.elapsed());
@@ -197,6 +207,9 @@ impl RequestService {
         let rollout = self.rollout.get().await?;
         if !rollout.processing_enabled {
             return Err(SubmitError::Disabled);
+        }
+        if !rollout.accepting_enabled {
+            return Err(SubmitError::NotAccepting);
         }
         if !rollout.canary.includes(&submission.tenant) {
             return Err(SubmitError::NotInRollout);
@@ -228,6 +241,7 @@ impl RequestService {
         };
         let StoredKey { key, fingerprint, plain } = self.form.of_key(&tenant, key, fingerprint).await?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
+        let limits = self.tenant_limits.of(&tenant).await?.limits;
         let needs_broker = self.needs_broker;
         Ok(Submit {
             id,
@@ -241,6 +255,7 @@ impl RequestService {
             callback_url,
             trace,
             needs_broker,
+            limits,
         })
     }
 

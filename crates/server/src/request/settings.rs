@@ -145,6 +145,8 @@ pub(crate) fn is_webhook_secret(text: &str) -> bool {
 fn read_rollout(reader: &mut SettingsReader) -> Result<Rollout, SettingError> {
     let percent = |text: &str| text.trim().parse().ok().and_then(|percent| Percent::new(percent).ok());
     Ok(Rollout {
+        // Only operators switch it, while the server runs.
+        accepting_enabled: true,
         processing_enabled: reader.get("request.processing.enabled", true, boolean, "true or false")?,
         reconciler_enabled: reader.get("request.reconciler.enabled", true, boolean, "true or false")?,
         canary: reader.get("request.canary.percent", Percent::ALL, percent, "a number from 0 to 100")?,

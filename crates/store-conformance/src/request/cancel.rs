@@ -7,8 +7,9 @@ use weir_store::request::{CallbackOutcome, CancelOutcome, Submit, SubmitOutcome}
 
 use super::fixtures::{
     URL, accept_one, awaits_callback, call_back, callback_report, cancel, claim_named, create_dead_requests,
-    dead_ids, expect_nothing_due, get_request, next_id, now, outage, policy, rejection, report_batch,
-    report_one, request_audit, resubmission, submission, submit_and_claim, submit_one, success, webhooks,
+    dead_ids, expect_nothing_due, get_request, next_id, now, outage, policy, rejection, replay_one,
+    report_batch, report_one, request_audit, resubmission, submission, submit_and_claim, submit_one, success,
+    webhooks,
 };
 use crate::HasRequests;
 
@@ -92,9 +93,9 @@ pub async fn a_request_that_has_ended_cannot_be_cancelled<H: HasRequests>() {
 pub async fn a_replayed_letter_can_be_cancelled<H: HasRequests>() {
     let h = H::open().await;
     let dead = create_dead_requests(&h, vec![submission(&h, "k")]).await.remove(0);
-    assert!(h.requests().replay_request(dead.id).await.expect("replay_request must succeed"));
+    assert!(replay_one(&*h.requests(), dead.id).await);
     assert_eq!(cancel(&h, dead.id).await, CancelOutcome::Cancelled);
-    assert!(!h.requests().replay_request(dead.id).await.expect("replay_request must succeed"));
+    assert!(!replay_one(&*h.requests(), dead.id).await);
     expect_nothing_due(&h, "it is cancelled").await;
     assert_eq!(request_audit(&h).await.cancelled, 1);
 }

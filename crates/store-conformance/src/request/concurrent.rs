@@ -15,9 +15,9 @@ use weir_store::request::{
 
 use super::fixtures::{
     DOWNSTREAM, TENANT, URL, accept_batch, callback_report, claim, claim_named, create_dead_requests,
-    dead_ids, get_request, not_called, outage, outcome_letters, policy, request_audit, resubmission, room,
-    single_attempt_policy, status, submission, submission_for, submissions, submit_and_claim, success,
-    webhooks,
+    dead_ids, get_request, not_called, outage, outcome_letters, policy, replay_one, replay_some,
+    request_audit, resubmission, room, single_attempt_policy, status, submission, submission_for,
+    submissions, submit_and_claim, success, tenant, webhooks, within,
 };
 use crate::HasRequests;
 use crate::fixtures::{limits, run_concurrently};
@@ -73,7 +73,8 @@ async fn submit_concurrently(
 ) -> Vec<Vec<SubmitOutcome>> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
-        async move { store.submit_batch(batch.into(), limits).await.expect("submit_batch must succeed") }
+        let batch = within(batch, limits);
+        async move { store.submit_batch(batch.into()).await.expect("submit_batch must succeed") }
     });
     run_concurrently(calls).await
 }
@@ -382,7 +383,7 @@ pub async fn a_cancellation_and_a_claim_leave_no_job<H: HasRequests>() {
                         .expect("report_batch must succeed");
                 }
                 3 => store.claim_named(&ids, &policy()).await.map(drop).expect("claim_named must succeed"),
-                _ => store.replay_requests(5).await.map(drop).expect("replay_requests must succeed"),
+                _ => drop(replay_some(&*store, 5).await),
             }
         }
     });
@@ -397,6 +398,66 @@ pub async fn a_cancellation_and_a_claim_leave_no_job<H: HasRequests>() {
     assert_eq!(books.cancelled + books.dead, 40, "{books:?}");
 }
 
+pub async fn an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_books<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let of = |tenant: &str, prefix: &str, count: usize| -> Vec<Submit> {
+        (0..count).map(|n| submission_for(h, tenant, &format!("{prefix}-{n}"), "what")).collect()
+    };
+    let mut ids: Vec<_> =
+        accept_batch(h, of("gone", "k", 40)).await.iter().map(|receipt| receipt.id).collect();
+    let called: Vec<_> = claim_named(h, &ids[..10]).await.jobs;
+    ids.extend(create_dead_requests(h, of("gone", "d", 20)).await.iter().map(|job| job.id));
+    let kept: Vec<_> = accept_batch(h, of("kept", "k", 10)).await.iter().map(|receipt| receipt.id).collect();
+    h.requests().begin_erasure(&tenant("gone"), 10).await.expect("begin_erasure must succeed");
+    let calls = (0..12).map(|n| {
+        let (store, ids, called) = (servers.store(n / 2), ids.clone(), called.clone());
+        async move {
+            match n % 6 {
+                0 | 1 => {
+                    for _ in 0..6 {
+                        store.erase_some(7).await.expect("erase_some must succeed");
+                    }
+                }
+                2 => drop(replay_some(&*store, 20).await),
+                3 => {
+                    let reports = called.iter().map(outage).collect();
+                    let reported = store.report_batch(reports, &single_attempt_policy()).await;
+                    reported.map(drop).expect("report_batch must succeed");
+                }
+                4 => {
+                    for id in ids.iter().step_by(3) {
+                        store.cancel_request(*id).await.expect("cancel_request must succeed");
+                        let report = callback_report(Callback::Completed);
+                        store.call_back(*id, report).await.expect("call_back must succeed");
+                    }
+                }
+                _ => {
+                    let claimed = store.claim_named(&ids[20..30], &policy()).await;
+                    let reports =
+                        claimed.expect("claim_named must succeed").jobs.iter().map(success).collect();
+                    store
+                        .report_batch(reports, &policy())
+                        .await
+                        .map(drop)
+                        .expect("report_batch must succeed");
+                }
+            }
+        }
+    });
+    run_concurrently(calls).await;
+    request_audit(h).await;
+    while servers.store(1).erase_some(50).await.expect("erase_some must succeed").is_some() {}
+    let books = request_audit(h).await;
+    assert_eq!((books.erased, books.in_flight, books.jobs), (60, 10, 10), "{books:?}");
+    assert_eq!(dead_ids(h).await, []);
+    for id in &ids {
+        assert_eq!(h.requests().find_request(*id).await.expect("an answer"), None);
+    }
+    assert!(claim_named(h, &ids).await.jobs.is_empty(), "a broker may still have their ids");
+    assert_eq!(claim_named(h, &kept).await.jobs.len(), 10, "another tenant's stay");
+}
+
 pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
@@ -406,13 +467,12 @@ pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
         let (store, ids) = (servers.store(n / 2), ids.clone());
         async move {
             if n % 2 == 0 {
-                let replayed = store.replay_requests(5).await;
-                return replayed.expect("replay_requests must succeed").len();
+                return replay_some(&*store, 5).await.len();
             }
             let mut changed = 0;
             for id in ids.iter().skip(n) {
                 let one = if n % 4 == 1 {
-                    store.replay_request(*id).await.expect("replay_request must succeed")
+                    replay_one(&*store, *id).await
                 } else {
                     store.discard_request(*id).await.expect("discard_request must succeed")
                 };
@@ -458,7 +518,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
 
 /// Calls each kind of operation once, chosen by `n`.
 async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
-    store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
+    store.submit_batch(batch.into()).await.expect("submit_batch must succeed");
     let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
@@ -472,7 +532,7 @@ async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) 
         .expect("report_batch must succeed");
     assert!(outcomes.iter().all(Result::is_ok), "the holder's reports count: {outcomes:?}");
     match n % 4 {
-        0 => store.replay_requests(3).await.map(drop).expect("replay_requests must succeed"),
+        0 => drop(replay_some(store, 3).await),
         1 => {
             let letters = store.dead_requests(None, 1, usize::MAX).await.expect("dead_requests must succeed");
             for letter in letters {

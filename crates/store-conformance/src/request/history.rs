@@ -12,8 +12,8 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Submit};
 
 use super::fixtures::{
-    DAY, URL, callback_report, next_id, now, policy, request_audit, room, sealed, submission_for, tenant,
-    webhooks,
+    DAY, URL, callback_report, erase, next_id, now, policy, replay_one, replay_some, request_audit, room,
+    sealed, submission_for, tenant, webhooks, within,
 };
 use super::model::Model;
 use crate::HasRequests;
@@ -73,6 +73,7 @@ impl<H: HasRequests> Comparison<'_, H> {
             31 => self.purge().await,
             32..34 => self.read().await,
             34 => self.cancel().await,
+            35 if self.rng.u8(0..4) == 0 => self.erase().await,
             _ => self.advance(),
         }
     }
@@ -112,10 +113,10 @@ impl<H: HasRequests> Comparison<'_, H> {
     async fn submit(&mut self) {
         let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.submission()).collect();
         let limits = self.rng.bool().then(|| limits(self.rng.u32(1..20), 1));
-        let engine =
-            self.engine.submit_batch(batch.clone().into(), limits).await.expect("submit_batch must succeed");
+        let batch = within(batch, limits);
+        let engine = self.engine.submit_batch(batch.clone().into()).await.expect("submit_batch must succeed");
         let now = self.now();
-        let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
+        let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, now)).collect();
         self.expect_equal(&engine.len(), &model.len(), "the number of outcomes");
         for ((submit, engine), model) in batch.iter().zip(&engine).zip(&model) {
             self.expect_equal(engine, model, &format!("{submit:?} within {limits:?}"));
@@ -192,6 +193,13 @@ impl<H: HasRequests> Comparison<'_, H> {
         self.expect_equal(&engine, &model, &format!("cancel {id}"));
     }
 
+    async fn erase(&mut self) {
+        let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
+        let engine = erase(self.h, &tenant).await;
+        let model = self.model.erase(&tenant);
+        self.expect_equal(&(engine.len() as u64), &model, &format!("erase {tenant}"));
+    }
+
     /// Usually the id of a dead letter, if there is one.
     fn dead_id(&mut self) -> RequestId {
         let dead = self.model.dead();
@@ -203,14 +211,14 @@ impl<H: HasRequests> Comparison<'_, H> {
 
     async fn replay(&mut self) {
         let id = self.dead_id();
-        let engine = self.engine.replay_request(id).await.expect("replay_request must succeed");
+        let engine = replay_one(&*self.engine, id).await;
         let model = self.model.replay(id, self.now());
         self.expect_equal(&engine, &model, &format!("replay {id}"));
     }
 
     async fn replay_some(&mut self) {
         let (limit, dead) = (self.rng.usize(0..4), self.model.dead().len());
-        let replayed = self.engine.replay_requests(limit).await.expect("replay_requests must succeed");
+        let replayed = replay_some(&*self.engine, limit).await;
         self.expect_equal(&replayed.len(), &limit.min(dead), "replay some");
         for id in replayed {
             let model = self.model.replay(id, self.now());

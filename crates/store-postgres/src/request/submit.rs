@@ -6,7 +6,7 @@
 mod columns;
 mod first_use;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join3, try_join4};
@@ -92,16 +92,12 @@ struct Loaded<'a> {
     keys: IdempotencyEntries<'a>,
     /// Purged requests whose keys are still there.
     purged: Vec<Uuid>,
-    /// The tenants' windows, if there is a limit.
-    windows: Option<HashMap<&'a str, Quota>>,
+    /// The windows of tenants with limits.
+    windows: HashMap<&'a str, Quota>,
     now: Timestamp,
 }
 
-pub(super) async fn submit(
-    engine: &Postgres,
-    batch: Batch<Submit>,
-    limits: Option<QuotaLimits>,
-) -> Result<Vec<SubmitOutcome>> {
+pub(super) async fn submit(engine: &Postgres, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.session().await?;
     let batch = batch.take();
     if batch.is_empty() {
@@ -109,9 +105,10 @@ pub(super) async fn submit(
         return Ok(Vec::new());
     }
     let batch: Vec<&Submit> = batch.iter().collect();
-    let outcomes = match limits {
-        Some(_) => submit_any(engine, &session, &batch, limits).await,
-        None => submit_new(engine, &session, &batch).await,
+    let outcomes = if batch.iter().any(|submit| submit.limits.is_some()) {
+        submit_any(engine, &session, &batch).await
+    } else {
+        submit_new(engine, &session, &batch).await
     };
     let outcomes = outcomes.map_err(explain_plain_keys)?;
     session.keep();
@@ -133,7 +130,7 @@ async fn submit_new(engine: &Postgres, session: &Session, batch: &[&Submit]) -> 
     let rest: Vec<&Submit> = rest.map(|(_, submit)| *submit).collect();
     let mut decided = Vec::new().into_iter();
     if !rest.is_empty() {
-        decided = submit_any(engine, session, &rest, None).await?.into_iter();
+        decided = submit_any(engine, session, &rest).await?.into_iter();
     }
     outcomes
         .into_iter()
@@ -144,14 +141,9 @@ async fn submit_new(engine: &Postgres, session: &Session, batch: &[&Submit]) -> 
 }
 
 /// Submits a batch of new or used keys.
-async fn submit_any(
-    engine: &Postgres,
-    session: &Session,
-    batch: &[&Submit],
-    limits: Option<QuotaLimits>,
-) -> Result<Vec<SubmitOutcome>> {
-    let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch, limits).await?;
-    let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
+async fn submit_any(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
+    let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch).await?;
+    let plan = plan_submit(batch.iter().copied(), &mut keys, &mut windows, now);
     let saved = save(session, &plan, &purged, now).await?;
     let mut outcomes = plan.outcomes;
     if saved.len() < plan.accepted.len() {
@@ -162,20 +154,12 @@ async fn submit_any(
 
 /// The first round trip. Windows are locked before keys are read, so that with a limit servers take a tenant's keys one after the
 /// other.
-async fn load<'a>(
-    engine: &Postgres,
-    session: &Session,
-    batch: &[&'a Submit],
-    limits: Option<QuotaLimits>,
-) -> Result<Loaded<'a>> {
+async fn load<'a>(engine: &Postgres, session: &Session, batch: &[&'a Submit]) -> Result<Loaded<'a>> {
     let [create_tenants, lock_tenants, clock, find_keys] =
         session.prepare([CREATE_TENANTS, LOCK_TENANTS, CLOCK, FIND_KEYS]).await?;
-    let mut tenants: Vec<&str> = match limits {
-        Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
-        None => Vec::new(),
-    };
-    tenants.sort_unstable();
-    tenants.dedup();
+    let limits: BTreeMap<&str, QuotaLimits> =
+        batch.iter().filter_map(|submit| Some((submit.tenant.as_str(), submit.limits?))).collect();
+    let tenants: Vec<&str> = limits.keys().copied().collect();
     let lock = async {
         if tenants.is_empty() {
             return Ok(Vec::new());
@@ -193,10 +177,7 @@ async fn load<'a>(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let windows = match limits {
-        None => None,
-        Some(limits) => Some(read_windows(&tenants, &locked, limits, now)?),
-    };
+    let windows = read_windows(&limits, &locked, now)?;
     let (keys, purged) = read_keys(batch, &entries)?;
     Ok(Loaded { keys, purged, windows, now })
 }
@@ -247,26 +228,27 @@ fn read_key(row: &Row, status: &str) -> Result<IdempotencyEntry> {
         request_id: id,
         expires: timestamp(row, 4)?,
     };
-    let receipt = SubmitReceipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
+    let (status, accepted_at) = (read_status(status)?, timestamp(row, 6)?);
+    let receipt = SubmitReceipt { id, status, accepted_at, window: None };
     Ok(IdempotencyEntry { record, receipt })
 }
 
-/// Returns the windows of these tenants, which must be sorted.
+/// Returns the windows of tenants with these limits.
 fn read_windows<'a>(
-    tenants: &[&'a str],
+    limits: &BTreeMap<&'a str, QuotaLimits>,
     rows: &[Row],
-    limits: QuotaLimits,
     now: Timestamp,
 ) -> Result<HashMap<&'a str, Quota>> {
     let mut windows = HashMap::with_capacity(rows.len());
     for row in rows {
-        let Ok(index) = tenants.binary_search(&column(row, 0)?) else { continue };
+        let Some((tenant, limits)) = limits.get_key_value(column::<&str>(row, 0)?) else { continue };
+        let limits = *limits;
         let refreshed: Option<SystemTime> = column(row, 2)?;
         let window = match refreshed.map(time::from_system) {
             None => Quota::new(limits, now),
             Some(last_refresh) => Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh },
         };
-        windows.insert(tenants[index], window);
+        windows.insert(*tenant, window);
     }
     Ok(windows)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::quota::Quota;
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{
     IdempotencyEntries, IdempotencyEntry, NewRequest, Submit, SubmitOutcome, SubmitReceipt, plan_submit,
@@ -36,7 +36,6 @@ pub(super) fn submit(
     connection: &Connection,
     keys: &mut IdempotencyJournal,
     batch: &mut BatchInTurns<Submit, SubmitOutcome>,
-    limits: Option<QuotaLimits>,
     now: Timestamp,
     turn: &WriterTurn,
 ) -> rusqlite::Result<()> {
@@ -52,8 +51,8 @@ pub(super) fn submit(
             break;
         }
         let mut known = known_keys(connection, &mut keys, &chunk)?;
-        let mut windows = limits.map(|limits| load_windows(connection, &chunk, limits, now)).transpose()?;
-        let plan = plan_submit(&chunk, &mut known, windows.as_mut(), now);
+        let mut windows = load_windows(connection, &chunk, now)?;
+        let plan = plan_submit(&chunk, &mut known, &mut windows, now);
         for NewRequest { submit, record, .. } in &plan.accepted {
             keys.put(&submit.tenant, &submit.key, *record)?;
         }
@@ -97,27 +96,27 @@ fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Opti
             id,
             status: read_status(row, 0)?,
             accepted_at: Timestamp::from_micros(row.get(1)?),
+            window: None,
         })
     };
     connection.prepare_cached(FIND_RECEIPT)?.query_row([id.to_string()], read).optional()
 }
 
-/// Loads the rate limit windows of the submissions' tenants.
+/// Loads the windows of the tenants that have limits.
 fn load_windows<'a>(
     connection: &Connection,
     chunk: &'a [Submit],
-    limits: QuotaLimits,
     now: Timestamp,
 ) -> rusqlite::Result<HashMap<&'a str, Quota>> {
-    let read = |row: &rusqlite::Row<'_>| {
-        let last_refresh = Timestamp::from_micros(row.get(1)?);
-        Ok(Quota { limits, current_count: row.get(0)?, last_refresh })
-    };
-    let mut statement = connection.prepare_cached(WINDOW)?;
     let mut windows = HashMap::new();
     for submit in chunk {
-        let tenant = submit.tenant.as_str();
+        let (tenant, Some(limits)) = (submit.tenant.as_str(), submit.limits) else { continue };
         if !windows.contains_key(tenant) {
+            let read = |row: &rusqlite::Row<'_>| {
+                let last_refresh = Timestamp::from_micros(row.get(1)?);
+                Ok(Quota { limits, current_count: row.get(0)?, last_refresh })
+            };
+            let mut statement = connection.prepare_cached(WINDOW)?;
             let window = statement.query_row([tenant], read).optional()?;
             windows.insert(tenant, window.unwrap_or_else(|| Quota::new(limits, now)));
         }

@@ -59,6 +59,10 @@ text!(
     RequestType, "payment", min_length(1), max_length(255), pattern(NAME)
 );
 text!(
+    /// A tenant: 1 to 255 characters without control characters.
+    TenantName, "acme", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
     /// The name of a product: 1 to 255 characters, none of them a control character.
     ProductName, "Limited Edition Widget", min_length(1), max_length(255), pattern(NAME)
 );

@@ -44,6 +44,12 @@ async fn a_request_is_cancelled_once_and_stays_so(store: Store) {
         (&json!(true), &json!(2), &json!(0)),
         "{books}"
     );
+    if let Some(database) = &api.running.database {
+        // A server of the version before reads these columns, and knows no other final status.
+        let stored = database.query_strings("SELECT DISTINCT status, failure_code FROM request_record").await;
+        let expected = ["FAILED_PERMANENT", "CANCELLED"].map(|text| Some(text.to_owned()));
+        assert_eq!(stored, [expected.to_vec()]);
+    }
     let line = api.wait_for_log("IN_PROGRESS->CANCELLED").await;
     assert!(line.contains(&called), "{line}");
 }

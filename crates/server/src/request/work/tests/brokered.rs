@@ -103,6 +103,7 @@ async fn a_request_published_after_its_commit_is_accepted_and_completed() {
         id,
         status: RequestStatus::PendingEnqueue,
         accepted_at: fixture.engine.clock().now(),
+        window: None,
     };
     let mut outcomes = [SubmitOutcome::Conflict, SubmitOutcome::Accepted(receipt)];
     broker(&fixture, &memory).publish_accepted(&mut outcomes).await;

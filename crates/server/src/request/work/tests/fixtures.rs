@@ -126,7 +126,7 @@ impl Fixture {
         let mut submit = self.submission(payload);
         change(&mut submit);
         let id = submit.id;
-        let outcomes = self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
+        let outcomes = self.engine.submit_batch(vec![submit].into()).await.unwrap();
         assert!(matches!(outcomes[..], [SubmitOutcome::Accepted(_)]));
         id
     }
@@ -146,6 +146,7 @@ impl Fixture {
             callback_url: None,
             trace: None,
             needs_broker: false,
+            limits: None,
         }
     }
 

@@ -43,7 +43,7 @@ async fn complete_some(fixture: &Fixture, tenant: &str, callback_url: &str, coun
     let expected = queued().await + count as u64;
     let worker = fixture.start();
     let batch: Vec<_> = std::iter::repeat_with(submission).take(count).collect();
-    fixture.engine.submit_batch(batch.into(), None).await.unwrap();
+    fixture.engine.submit_batch(batch.into()).await.unwrap();
     until("their webhooks are queued", || async { queued().await == expected }).await;
     worker.stop().await;
 }
