@@ -89,11 +89,16 @@ fn request() -> Vec<Route> {
         route!(GET "/v1/requests", READ, request::list_requests),
         route!(GET "/v1/requests/{requestId}", READ, request::get_request).watching_peer(),
         route!(GET "/v1/requests/{requestId}/events", READ, request::events::watch_request),
+        route!(POST "/v1/requests/{requestId}/cancel", CREATE, request::cancel::cancel_request),
         route!(POST "/v1/requests/{requestId}/callback", Signature, request::callback::call_back),
         route!(GET "/v1/webhook-secret", READ, request::webhook_secret::get_webhook_secret)
             .never_unavailable(),
         route!(GET "/admin/request/rollout", Operator, request::rollout::get_rollout),
         route!(PUT "/admin/request/rollout", Operator, request::rollout::put_rollout),
+        route!(GET "/admin/tenants/{tenant}/limits", Operator, request::tenants::get_tenant_limit),
+        route!(PUT "/admin/tenants/{tenant}/limits", Operator, request::tenants::put_tenant_limit),
+        route!(DELETE "/admin/tenants/{tenant}/limits", Operator, request::tenants::delete_tenant_limit),
+        route!(DELETE "/admin/tenants/{tenant}/data", Operator, request::tenants::erase_tenant),
     ]
 }
 
@@ -163,7 +168,7 @@ fn sale_page() -> impl Iterator<Item = Route> {
 fn admin() -> Vec<Route> {
     vec![
         route!(GET "/admin/dlq", Operator, dead_letters::list_dead_letters),
-        route!(POST "/admin/dlq/replay", Operator, dead_letters::replay_all_dead_letters),
+        route!(POST "/admin/dlq/replay", Operator, dead_letters::replay_dead_letters),
         route!(GET "/admin/dlq/{id}", Operator, dead_letters::get_dead_letter),
         route!(DELETE "/admin/dlq/{id}", Operator, dead_letters::discard_dead_letter),
         route!(POST "/admin/dlq/{id}/replay", Operator, dead_letters::replay_dead_letter),

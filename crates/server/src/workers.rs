@@ -72,6 +72,8 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         keyring: Arc::clone(&app.keys),
         form: Arc::clone(app.requests.form()),
         clock: Arc::clone(&app.engines.store.steady_clock),
+        secret: app.auth.webhook.clone(),
+        wall_clock: Arc::clone(&app.engines.store.wall_clock),
         settings: app.settings.request.clone(),
         metrics: app.metrics.request.work.clone(),
         is_enabled: rollout_switch(app, |rollout| rollout.processing_enabled),
@@ -96,7 +98,8 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
 fn start_maintenance(app: &App, workers: &TaskTracker) {
     let hub = Arc::clone(app.requests.hub());
     let maintenance = Maintenance {
-        store: Arc::clone(&app.engines.store.requests),
+        // The cached one, so that what is erased is not read from the cache.
+        store: app.engines.requests(),
         broker: app.engines.request_broker(),
         retention: app.settings.request.retention,
         is_reconciling: rollout_switch(app, |rollout| rollout.reconciler_enabled),

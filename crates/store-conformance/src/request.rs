@@ -1,9 +1,11 @@
 //! The cases of request, for engines that implement [`HasRequests`](crate::HasRequests).
 
 pub mod callback;
+pub mod cancel;
 pub mod claim;
 pub mod concurrent;
 pub mod dead;
+pub mod erase;
 pub mod fixtures;
 pub mod history;
 pub mod lease;
@@ -48,6 +50,9 @@ macro_rules! request_suite {
                 each_tenant_has_its_own_window,
                 without_limits_nothing_is_limited_nor_counted,
                 changed_limits_apply_from_the_next_batch,
+                a_receipt_says_what_is_left_of_the_limits,
+                tenants_of_one_batch_may_have_different_limits,
+                limits_of_tenants_are_stored_until_they_are_removed,
             ],
             reads: [
                 an_unknown_request_is_none,
@@ -82,6 +87,7 @@ macro_rules! request_suite {
                 a_tenant_has_no_more_calls_than_it_may_have,
                 a_named_job_of_a_tenant_without_capacity_is_left,
                 a_job_that_was_put_off_has_its_turn_when_it_is_due,
+                what_is_cancelled_or_erased_has_no_turn_and_a_replay_has_one,
                 jobs_of_tenants_with_few_are_express,
                 express_jobs_are_claimed_by_turns_too,
                 parked_jobs_do_not_count_against_express_jobs,
@@ -135,6 +141,20 @@ macro_rules! request_suite {
                 a_callback_for_a_dead_letter_is_refused_until_it_is_called_again,
                 results_and_failures_of_callbacks_are_stored_unchanged,
             ],
+            cancel: [
+                a_cancelled_request_is_final_and_never_claimed,
+                what_comes_of_the_call_of_a_cancelled_request_is_thrown_away,
+                a_request_that_has_ended_cannot_be_cancelled,
+                a_replayed_letter_can_be_cancelled,
+                a_cancelled_request_keeps_its_key_and_is_listed_and_purged,
+            ],
+            erase: [
+                an_erasure_leaves_nothing_of_a_tenant_and_all_of_the_others,
+                a_worker_that_is_calling_an_erased_request_loses_it,
+                what_is_submitted_after_an_erasure_began_stays,
+                an_erasure_says_at_its_end_how_many_requests_it_erased,
+                dead_webhooks_of_erased_requests_are_discarded,
+            ],
             dead: [
                 a_dead_letter_is_the_request_and_when_it_died,
                 a_payload_that_is_too_long_for_a_list_is_left_out,
@@ -186,6 +206,9 @@ macro_rules! request_suite {
                 parallel_workers_share_no_job_and_complete_each_once,
                 parallel_claims_by_name_have_one_winner,
                 a_worker_and_a_callback_end_a_request_once,
+                a_request_is_cancelled_or_ends_otherwise_but_never_both,
+                a_cancellation_and_a_claim_leave_no_job,
+                an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_books,
                 a_dead_letter_is_replayed_or_discarded_once,
                 a_job_claimed_while_the_broker_takes_it_stays_claimed,
                 everything_at_once_keeps_the_books,

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::quota::Quota;
 use weir_core::request::idempotency::IdempotencyRecord;
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
-    IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
-    SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_claim, plan_replay, plan_report,
-    plan_submit, stored_progress,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimPlan, ClaimRow, ClaimedJobs,
+    DownstreamCapacity, IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request,
+    RequestRow, Submit, SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_cancel,
+    plan_claim, plan_replay, plan_report, plan_submit, stored_progress,
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
 use weir_store_conformance::request::fixtures::{
-    URL, callback_report, fingerprint, policy, room, sealed, tenant, trace,
+    URL, callback_report, fingerprint, policy, room, sealed, tenant, trace, within,
 };
 use weir_store_conformance::request::model::Model;
 
@@ -44,12 +44,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn submit(
-        &mut self,
-        batch: &[Submit],
-        limits: Option<QuotaLimits>,
-        now: Timestamp,
-    ) -> Vec<SubmitOutcome> {
+    fn submit(&mut self, batch: &[Submit], now: Timestamp) -> Vec<SubmitOutcome> {
         let (mut keys, mut windows) = (IdempotencyEntries::new(), HashMap::new());
         for submit in batch {
             let (tenant_name, key) = (submit.tenant.as_str(), submit.key.as_str());
@@ -60,10 +55,11 @@ impl Tables {
                     id: request.id,
                     status: request.status,
                     accepted_at: request.accepted_at,
+                    window: None,
                 };
                 keys.insert((tenant_name, key), IdempotencyEntry { record: *record, receipt });
             }
-            if let Some(limits) = limits {
+            if let Some(limits) = submit.limits {
                 let window = match self.windows.get(tenant_name) {
                     Some((count, at)) => Quota { current_count: *count, ..Quota::new(limits, *at) },
                     None => Quota::new(limits, now),
@@ -71,7 +67,7 @@ impl Tables {
                 windows.insert(tenant_name, window);
             }
         }
-        let plan = plan_submit(batch, &mut keys, limits.map(|_| &mut windows), now);
+        let plan = plan_submit(batch, &mut keys, &mut windows, now);
         for (tenant_name, window) in plan.windows {
             self.windows.insert(tenant_name.to_owned(), (window.current_count, window.last_refresh));
         }
@@ -178,6 +174,12 @@ impl Tables {
         outcome
     }
 
+    fn cancel(&mut self, id: RequestId, now: Timestamp) -> CancelOutcome {
+        let (outcome, changed) = plan_cancel(self.row(id));
+        self.save(changed, now);
+        outcome
+    }
+
     fn replay(&mut self, id: RequestId, now: Timestamp) -> bool {
         if self.dead.remove(&id).is_none() {
             return false;
@@ -236,6 +238,7 @@ enum Step {
     WorkerReport(Vec<(u8, bool, u8, u64)>),
     CallBack(u8, bool),
     Replay(u8),
+    Cancel(u8),
     Advance(u64),
     AdvanceToNext,
 }
@@ -250,6 +253,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => vec(report, 0..5).prop_map(Step::WorkerReport),
         1 => (0..8_u8, any::<bool>()).prop_map(|(id, is_done)| Step::CallBack(id, is_done)),
         1 => (0..8_u8).prop_map(Step::Replay),
+        1 => (0..8_u8).prop_map(Step::Cancel),
         2 => prop_oneof![4 => 1..100_000_u64, 1 => Just(86_400_000)].prop_map(Step::Advance),
         4 => Just(Step::AdvanceToNext),
     ]
@@ -290,6 +294,7 @@ impl Comparison {
             callback_url: has_callback.then(|| URL.to_owned()),
             trace: needs_broker.then(|| trace(RequestId::new(self.now, distinct))),
             needs_broker,
+            limits: None,
         }
     }
 
@@ -314,12 +319,10 @@ impl Comparison {
         let now = self.now;
         match step {
             Step::Submit(batch, most) => {
-                let batch: Vec<Submit> =
-                    batch.into_iter().map(|submission| self.submit(submission)).collect();
-                let limits = most.map(|most| limits(most, 1));
-                let model: Vec<_> =
-                    batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
-                assert_eq!(self.tables.submit(&batch, limits, now), model);
+                let batch = batch.into_iter().map(|submission| self.submit(submission)).collect();
+                let batch = within(batch, most.map(|most| limits(most, 1)));
+                let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, now)).collect();
+                assert_eq!(self.tables.submit(&batch, now), model);
             }
             Step::Claim(a, b) => {
                 let rooms = [room("downstream 0", a), room("downstream 1", b)];
@@ -350,6 +353,10 @@ impl Comparison {
             Step::Replay(ago) => {
                 let id = self.id(ago);
                 assert_eq!(self.tables.replay(id, now), self.model.replay(id, now));
+            }
+            Step::Cancel(ago) => {
+                let id = self.id(ago);
+                assert_eq!(self.tables.cancel(id, now), self.model.cancel(id, now));
             }
             Step::Advance(millis) => self.now = now.plus(Duration::from_millis(millis)),
             Step::AdvanceToNext => self.now = self.model.next_due(now).unwrap_or(now),

@@ -23,7 +23,7 @@ use crate::{Postgres, time};
 
 /// What is counted. A row counts for what it is when it is inserted and deleted and, if that changes, updated.
 pub(crate) const TABLES: &[CountedTable] = &[
-    CountedTable { changing: Some("status"), ..by("request_record", "{row}status") },
+    CountedTable { changing: Some("status, is_cancelled"), ..by("request_record", REQUEST_STATUS) },
     by("request_job", "''"),
     by("queue_message", "{row}topic"),
     CountedTable { amount: "{row}count", ..by("queue_pack", "{row}topic") },
@@ -37,6 +37,9 @@ pub(crate) const TABLES: &[CountedTable] = &[
     by("purchases", "{row}product_id"),
     by("rate_limit_store", "''"),
 ];
+
+/// A cancelled request is stored as a failed one.
+const REQUEST_STATUS: &str = "CASE WHEN {row}is_cancelled THEN 'CANCELLED' ELSE {row}status END";
 
 const fn by(table: &'static str, kind: &'static str) -> CountedTable {
     CountedTable { name: table, table, kind, amount: "1", changing: None }
@@ -54,7 +57,8 @@ const LEDGERS: &str = "
     UNION ALL SELECT 'done', topic, sum(done)::bigint FROM queue_ledger GROUP BY topic
     UNION ALL SELECT 'discarded', topic, sum(discarded)::bigint FROM queue_ledger GROUP BY topic
     UNION ALL SELECT 'request_ledger', 'accepted', coalesce(sum(accepted), 0)::bigint FROM request_ledger
-    UNION ALL SELECT 'request_ledger', 'purged', coalesce(sum(purged), 0)::bigint FROM request_ledger";
+    UNION ALL SELECT 'request_ledger', 'purged', coalesce(sum(purged - erased), 0)::bigint FROM request_ledger
+    UNION ALL SELECT 'request_ledger', 'erased', coalesce(sum(erased), 0)::bigint FROM request_ledger";
 const PRODUCTS: &str = "SELECT id, sku::text, initial_stock, sold FROM products ORDER BY id";
 /// The tables whose counts may be used, and the number of their triggers.
 const COMPLETE: &str = "

@@ -3,6 +3,7 @@
 
 mod sealing;
 mod submit;
+mod tenants;
 mod turns;
 mod upkeep;
 mod work;
@@ -12,16 +13,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
-    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, TenantCapacity, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    ErasedBatch, Failure, JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request,
+    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey,
+    SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -34,21 +35,26 @@ const JOBS: &str = "request jobs";
 /// As [`JOBS`], for express jobs.
 const EXPRESS_JOBS: &str = "express request jobs";
 
+/// A cancelled request is stored as `FAILED_PERMANENT` and `is_cancelled`: servers of the version before know no other status.
 const FIND: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = $1";
 
 /// Requests without payload and result, which may be large, for lists.
 const SUMMARIES: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           ''::bytea, payload_key_id, NULL::bytea, NULL::text,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record WHERE request_id = ANY($1)";
 const LIST: &str = "
-    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           ''::bytea, payload_key_id, NULL::bytea, NULL::text,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
     FROM request_record
-    WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
+    WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3
+      AND ($4::text IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = $4)
     ORDER BY request_id DESC LIMIT $5";
 
 /// The last request that one page of a list scans; no row if there are fewer.
@@ -58,12 +64,8 @@ const LAST_SCANNED: &str = "
 
 #[async_trait]
 impl RequestStore for Postgres {
-    async fn submit_batch(
-        &self,
-        batch: Batch<Submit>,
-        limits: Option<QuotaLimits>,
-    ) -> Result<Vec<SubmitOutcome>> {
-        let outcomes = submit::submit(self, batch, limits).await?;
+    async fn submit_batch(&self, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
+        let outcomes = submit::submit(self, batch).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.topic_notify.notify(JOBS);
         }
@@ -166,6 +168,10 @@ impl RequestStore for Postgres {
         Ok(outcome)
     }
 
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        work::cancel(self, id).await
+    }
+
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.wait(JOBS, at_most).await;
     }
@@ -193,13 +199,8 @@ impl RequestStore for Postgres {
         upkeep::list(self, after, limit, payload_max).await
     }
 
-    async fn replay_request(&self, id: RequestId) -> Result<bool> {
-        let replayed = upkeep::replay(self, Some(id), 1).await?;
-        Ok(!replayed.is_empty())
-    }
-
-    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
-        upkeep::replay(self, None, limit).await
+    async fn replay_requests(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
+        upkeep::replay(self, ids).await
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
@@ -224,6 +225,26 @@ impl RequestStore for Postgres {
 
     async fn audit_requests(&self) -> Result<RequestAudit> {
         upkeep::books(self).await
+    }
+
+    async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64> {
+        tenants::begin_erasure(self, tenant, count_max).await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+        tenants::erase_some(self, limit).await
+    }
+
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
+        tenants::limits(self).await
+    }
+
+    async fn put_tenant_limit(&self, limit: &TenantLimit) -> Result<bool> {
+        tenants::put_limit(self, limit).await
+    }
+
+    async fn delete_tenant_limit(&self, tenant: &TenantId) -> Result<bool> {
+        tenants::delete_limit(self, tenant).await
     }
 
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {

@@ -12,15 +12,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
-use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
-    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
-    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
-    TenantCapacity,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    ErasedBatch, JobCounts, JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
 };
 use weir_store::{Batch, Result};
 
@@ -81,12 +80,8 @@ fn key(id: RequestId) -> String {
 
 #[async_trait]
 impl RequestStore for RedisRequests {
-    async fn submit_batch(
-        &self,
-        batch: Batch<Submit>,
-        limits: Option<QuotaLimits>,
-    ) -> Result<Vec<SubmitOutcome>> {
-        self.store.submit_batch(batch, limits).await
+    async fn submit_batch(&self, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
+        self.store.submit_batch(batch).await
     }
 
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
@@ -173,6 +168,12 @@ impl RequestStore for RedisRequests {
         outcome
     }
 
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        let outcome = self.store.cancel_request(id).await;
+        self.invalidate([id]).await;
+        outcome
+    }
+
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.store.wait_for_jobs(at_most).await;
     }
@@ -200,16 +201,11 @@ impl RequestStore for RedisRequests {
         self.store.dead_requests(after, limit, payload_max).await
     }
 
-    async fn replay_request(&self, id: RequestId) -> Result<bool> {
-        let replayed = self.store.replay_request(id).await;
-        self.invalidate([id]).await;
+    async fn replay_requests(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
+        let replayed = self.store.replay_requests(ids).await;
+        // Also after an error, which may hide a commit.
+        self.invalidate(ids.iter().copied()).await;
         replayed
-    }
-
-    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
-        let replayed = self.store.replay_requests(limit).await?;
-        self.invalidate(replayed.iter().copied()).await;
-        Ok(replayed)
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
@@ -234,6 +230,28 @@ impl RequestStore for RedisRequests {
 
     async fn audit_requests(&self) -> Result<RequestAudit> {
         self.store.audit_requests().await
+    }
+
+    async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64> {
+        self.store.begin_erasure(tenant, count_max).await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+        let erased = self.store.erase_some(limit).await?;
+        self.invalidate(erased.iter().flat_map(|batch| batch.requests.iter().copied())).await;
+        Ok(erased)
+    }
+
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
+        self.store.tenant_limits().await
+    }
+
+    async fn put_tenant_limit(&self, limit: &TenantLimit) -> Result<bool> {
+        self.store.put_tenant_limit(limit).await
+    }
+
+    async fn delete_tenant_limit(&self, tenant: &TenantId) -> Result<bool> {
+        self.store.delete_tenant_limit(tenant).await
     }
 
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {

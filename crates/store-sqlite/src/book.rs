@@ -21,7 +21,7 @@ use crate::error::classify;
 use crate::{ENGINE, Sqlite, quota, sale, slot};
 
 const TABLES: &[CountedTable] = &[
-    CountedTable { changing: Some("status"), ..by("request_record", "{row}status") },
+    CountedTable { changing: Some("status, is_cancelled"), ..by("request_record", REQUEST_STATUS) },
     CountedTable {
         name: "request_job",
         amount: "({row}claimable_at IS NOT NULL)",
@@ -40,6 +40,9 @@ const TABLES: &[CountedTable] = &[
     by("purchases", "CAST({row}product_id AS TEXT)"),
     by("rate_limit_store", "''"),
 ];
+
+/// A cancelled request is stored as a failed one.
+const REQUEST_STATUS: &str = "CASE WHEN {row}is_cancelled THEN 'CANCELLED' ELSE {row}status END";
 
 const fn by(table: &'static str, kind: &'static str) -> CountedTable {
     CountedTable { name: table, table, kind, amount: "1", changing: None }
@@ -63,7 +66,8 @@ const LEDGERS: &str = "
     UNION ALL SELECT 'done', topic, done FROM queue_ledger
     UNION ALL SELECT 'discarded', topic, discarded FROM queue_ledger
     UNION ALL SELECT 'request_ledger', 'accepted', accepted FROM request_ledger
-    UNION ALL SELECT 'request_ledger', 'purged', purged FROM request_ledger";
+    UNION ALL SELECT 'request_ledger', 'purged', purged - erased FROM request_ledger
+    UNION ALL SELECT 'request_ledger', 'erased', erased FROM request_ledger";
 const PRODUCTS: &str = "SELECT id, sku, initial_stock, sold FROM products ORDER BY id";
 const DELETE_EMPTY: &str = "DELETE FROM row_count WHERE amount = 0 AND kind <> ''";
 const HAS_EMPTY: &str = "SELECT count(*) FROM row_count WHERE amount = 0 AND kind <> ''";

@@ -33,6 +33,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0023_tier_subscription.sql"),
     include_str!("../migrations/0024_sale_end.sql"),
     include_str!("../migrations/0025_tier_concurrency.sql"),
+    include_str!("../migrations/0026_request_control.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -5,6 +5,7 @@ mod jobs;
 mod maintenance;
 mod sealing;
 pub(crate) mod submit;
+mod tenants;
 mod turns;
 
 use std::ops::ControlFlow;
@@ -12,16 +13,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
-    JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey, SealedNames, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, TenantCapacity, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    ErasedBatch, Failure, JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request,
+    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey,
+    SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -36,12 +37,14 @@ const EXPRESS_JOBS: &str = "express request jobs";
 
 /// The columns that [`read_request`] reads.
 const COLUMNS: &str = "
-    request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+    request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+    payload, payload_key_id, result, result_key_id,
     failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 /// The same columns, without payload and result: lists do not show them, and they may be large.
 const SUMMARY: &str = "
-    request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
+    request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+    x'', payload_key_id, NULL, NULL,
     failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate";
 
 const SCAN_END: &str = "
@@ -50,13 +53,9 @@ const SCAN_END: &str = "
 
 #[async_trait]
 impl RequestStore for Sqlite {
-    async fn submit_batch(
-        &self,
-        batch: Batch<Submit>,
-        limits: Option<QuotaLimits>,
-    ) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
-        let mut submit = submit::SubmitJob::new(batch, limits);
+        let mut submit = submit::SubmitJob::new(batch);
         let submit =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
                 submit.run_turn(connection, &mut state.idempotency, clock.now(), turn)
@@ -213,6 +212,11 @@ impl RequestStore for Sqlite {
         Ok(outcome)
     }
 
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome> {
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| jobs::cancel(connection, id, now)).await
+    }
+
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.wait(JOBS, at_most).await;
     }
@@ -249,19 +253,17 @@ impl RequestStore for Sqlite {
         self.read(move |connection| maintenance::list(connection, after, limit, payload_max)).await
     }
 
-    async fn replay_request(&self, id: RequestId) -> Result<bool> {
-        let now = self.inner.clock.now();
-        let replayed =
-            self.inner.writer.run(move |connection| maintenance::replay(connection, id, now)).await?;
-        self.inner.topic_notify.notify(JOBS);
-        Ok(replayed)
-    }
-
-    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
-        let now = self.inner.clock.now();
-        let mut replay = maintenance::ReplayJob::new(limit, now);
+    async fn replay_requests(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
+        let (mut ids, now) = (ids.to_vec(), self.inner.clock.now());
+        ids.sort_unstable();
+        let mut batch = BatchInTurns::<_, RequestId>::new(ids);
         let replay = self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, _, turn| {
-            replay.run_turn(connection, turn)
+            while let Some(id) = batch.next(turn) {
+                if maintenance::replay(connection, id, now)? {
+                    batch.outcomes.push(id);
+                }
+            }
+            Ok(batch.finish())
         });
         let replayed = replay.await?;
         self.inner.topic_notify.notify(JOBS);
@@ -299,6 +301,40 @@ impl RequestStore for Sqlite {
 
     async fn audit_requests(&self) -> Result<RequestAudit> {
         self.read(maintenance::audit).await
+    }
+
+    async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64> {
+        let (erased, now) = (tenant.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| tenants::begin_erasure(connection, &erased, now)).await?;
+        let tenant = tenant.clone();
+        self.read(move |connection| tenants::count(connection, &tenant, count_max)).await
+    }
+
+    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+        // A read connection checks first, so that the writer is not disturbed while there is nothing to erase.
+        if self.read(tenants::next_erasure).await?.is_none() {
+            return Ok(None);
+        }
+        let mut erase = tenants::EraseJob::new(limit);
+        let erase =
+            self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
+                erase.run_turn(connection, &mut state.idempotency, turn)
+            });
+        erase.await
+    }
+
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
+        self.read(tenants::limits).await
+    }
+
+    async fn put_tenant_limit(&self, limit: &TenantLimit) -> Result<bool> {
+        let limit = limit.clone();
+        self.inner.writer.run(move |connection| tenants::put_limit(connection, &limit)).await
+    }
+
+    async fn delete_tenant_limit(&self, tenant: &TenantId) -> Result<bool> {
+        let tenant = tenant.clone();
+        self.inner.writer.run(move |connection| tenants::delete_limit(connection, &tenant)).await
     }
 
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
@@ -388,7 +424,8 @@ fn summary_sql() -> String {
 fn list_sql() -> String {
     format!(
         "SELECT {SUMMARY} FROM request_record
-         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3 AND (?4 IS NULL OR status = ?4)
+         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3
+           AND (?4 IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = ?4)
          ORDER BY request_id DESC LIMIT ?5"
     )
 }

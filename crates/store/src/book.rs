@@ -91,8 +91,10 @@ impl Books {
             completed: count("COMPLETED"),
             failed: count("FAILED_PERMANENT"),
             dead: count("FAILED_RETRY_EXHAUSTED"),
+            cancelled: count("CANCELLED"),
             in_flight: count("ACCEPTED") + count("PENDING_ENQUEUE") + count("IN_PROGRESS"),
             purged: self.amount("request_ledger", "purged"),
+            erased: self.amount("request_ledger", "erased"),
             jobs: self.total("request_job"),
         }
     }

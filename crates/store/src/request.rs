@@ -9,11 +9,12 @@
 //! keyed hashes.
 //!
 //! Engines load, lock and save rows; plans decide batches: [`plan_submit`], [`plan_claim`], [`plan_report`],
-//! [`plan_callback`] and [`plan_replay`].
+//! [`plan_callback`], [`plan_cancel`] and [`plan_replay`].
 
 mod job;
 mod key_index;
 mod plan_callback;
+mod plan_cancel;
 mod plan_claim;
 mod plan_report;
 mod plan_submit;
@@ -23,6 +24,7 @@ mod turns;
 pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
 pub use self::key_index::{KeyIndex, PlainKeysRefused, ResealedRequest, SealedIndexKey, SealedNames};
 pub use self::plan_callback::plan_callback;
+pub use self::plan_cancel::plan_cancel;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
 pub use self::plan_report::{ReportPlan, plan_report};
 pub use self::plan_submit::{IdempotencyEntries, IdempotencyEntry, NewRequest, SubmitPlan, plan_submit};
@@ -33,7 +35,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use weir_core::quota::QuotaLimits;
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::RetryPolicy;
@@ -102,6 +104,8 @@ pub struct Submit {
     pub trace: Option<TraceContext>,
     /// Whether the job goes through a broker: the request is `PENDING_ENQUEUE` until the broker has it.
     pub needs_broker: bool,
+    /// The tenant's limits of new requests; `None` if there are none.
+    pub limits: Option<QuotaLimits>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,12 +123,47 @@ pub enum SubmitOutcome {
     },
 }
 
+impl SubmitOutcome {
+    /// The outcome with what is left of the tenant's limits, if it is a receipt.
+    #[must_use]
+    pub const fn with_window(self, window: Option<TenantWindow>) -> Self {
+        match self {
+            Self::Accepted(receipt) => Self::Accepted(SubmitReceipt { window, ..receipt }),
+            Self::Replayed(receipt) => Self::Replayed(SubmitReceipt { window, ..receipt }),
+            other => other,
+        }
+    }
+}
+
 /// The answer to a submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmitReceipt {
     pub id: RequestId,
     pub status: RequestStatus,
     pub accepted_at: Timestamp,
+    /// What is left of the tenant's limits after this submission, if it has any.
+    pub window: Option<TenantWindow>,
+}
+
+/// What is left of a tenant's limits of new requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TenantWindow {
+    pub limits: QuotaLimits,
+    pub remaining: u32,
+    /// The time until the next window begins.
+    pub reset_after: Duration,
+}
+
+impl TenantWindow {
+    /// The window of a tenant as it counts at `now`.
+    #[must_use]
+    pub fn at(window: &Quota, now: Timestamp) -> Self {
+        let window = window.as_of(now);
+        let reset_after = window.reset_at().since(now);
+        // A window that has passed begins again with the next new request.
+        let reset_after = if reset_after.is_zero() { window.limits.window() } else { reset_after };
+        Self { limits: window.limits, remaining: window.remaining(), reset_after }
+    }
 }
 
 /// A request's record.
@@ -239,6 +278,14 @@ pub enum CallbackOutcome {
     Unknown,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelOutcome {
+    Cancelled,
+    /// The request had ended before, with this status.
+    AlreadyFinal(RequestStatus),
+    Unknown,
+}
+
 /// A request whose attempts have all failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadRequest {
@@ -260,6 +307,27 @@ pub struct JobCounts {
     pub oldest_waiting: Option<Duration>,
 }
 
+/// Some requests of a tenant whose data is erased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErasedBatch {
+    pub tenant: TenantId,
+    /// The requests that were erased. Those that were changed at the same moment are left for the next batch.
+    pub requests: Vec<RequestId>,
+    /// Set with the last batch: how many requests of the tenant were erased altogether.
+    pub total: Option<u64>,
+}
+
+/// A tenant's limit of new requests per minute that an operator has set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantLimit {
+    pub tenant: TenantId,
+    /// `None` means no limit, whatever the settings say.
+    pub limits: Option<QuotaLimits>,
+}
+
+/// The most tenants with a limit of their own. Servers hold all of them in memory.
+pub const TENANT_LIMITS_MAX: usize = 10_000;
+
 /// A request whose job is not with a broker yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRequest {
@@ -277,8 +345,11 @@ pub struct RequestAudit {
     pub failed: u64,
     /// Dead letters, including discarded ones.
     pub dead: u64,
+    pub cancelled: u64,
     pub in_flight: u64,
     pub purged: u64,
+    /// Requests that were erased with all data of their tenants.
+    pub erased: u64,
     /// Rows of the job table. Must equal `in_flight`.
     pub jobs: u64,
 }
@@ -287,7 +358,15 @@ impl RequestAudit {
     /// Requests that are missing (positive) or extra (negative); 0 if the totals balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
-        let found = [self.completed, self.failed, self.dead, self.in_flight, self.purged];
+        let found = [
+            self.completed,
+            self.failed,
+            self.dead,
+            self.cancelled,
+            self.in_flight,
+            self.purged,
+            self.erased,
+        ];
         i128::from(self.accepted) - found.into_iter().map(i128::from).sum::<i128>()
     }
 }
@@ -297,6 +376,8 @@ impl RequestAudit {
 pub struct Rollout {
     /// Whether requests are accepted and processed.
     pub processing_enabled: bool,
+    /// Whether new submissions are accepted. Without it, what was accepted is processed all the same.
+    pub accepting_enabled: bool,
     /// Whether requests stuck in `PENDING_ENQUEUE` are published to the broker again.
     pub reconciler_enabled: bool,
     /// The share of tenants that may submit.
@@ -308,6 +389,8 @@ pub struct Rollout {
 pub struct RolloutChange {
     /// Whether requests are accepted and processed.
     pub processing_enabled: Option<bool>,
+    /// Whether new submissions are accepted.
+    pub accepting_enabled: Option<bool>,
     /// Whether requests stuck in `PENDING_ENQUEUE` are published to the broker again.
     pub reconciler_enabled: Option<bool>,
     /// The share of tenants that may submit.
@@ -331,13 +414,9 @@ pub struct RequestPage {
 
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
-    /// Decides submissions in order and in one commit. New requests count against their tenant's limits, if given; replays do
-    /// not. The batch grows until the engine takes it.
-    async fn submit_batch(
-        &self,
-        batch: Batch<Submit>,
-        limits: Option<QuotaLimits>,
-    ) -> Result<Vec<SubmitOutcome>>;
+    /// Decides submissions in order and in one commit. New requests count against their tenant's limits, if they have any;
+    /// replays do not. The batch grows until the engine takes it.
+    async fn submit_batch(&self, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>>;
     /// Finds a request of any tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// Returns the existing ones of these requests, of any tenant and in any order, without payloads and results.
@@ -389,6 +468,9 @@ pub trait RequestStore: Send + Sync + 'static {
     ) -> Result<Vec<std::result::Result<RequestStatus, TransitionError>>>;
     /// Applies a downstream's callback.
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome>;
+    /// Cancels a request. Its job ends whoever has claimed it, so that nothing that a worker or the downstream reports counts, and
+    /// no webhook is enqueued.
+    async fn cancel_request(&self, id: RequestId) -> Result<CancelOutcome>;
     /// Returns when there may be jobs to claim: at once if this process accepted requests since the last call, and after
     /// `at_most` at the latest.
     async fn wait_for_jobs(&self, at_most: Duration);
@@ -408,10 +490,8 @@ pub trait RequestStore: Send + Sync + 'static {
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadRequest>>;
-    /// Restarts a dead letter. Returns `false` if the request is none.
-    async fn replay_request(&self, id: RequestId) -> Result<bool>;
-    /// Restarts up to `limit` dead letters and returns their ids.
-    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>>;
+    /// Restarts those of these requests that are dead letters, in one commit, and returns their ids in order.
+    async fn replay_requests(&self, ids: &[RequestId]) -> Result<Vec<RequestId>>;
     /// Removes a dead letter from the list; the request stays failed. Returns `false` if the request is none.
     async fn discard_request(&self, id: RequestId) -> Result<bool>;
     async fn count_dead_requests(&self) -> Result<u64>;
@@ -424,6 +504,22 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Changes switches for every server and returns the result. Switches never changed before start from `default`.
     async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout>;
     async fn audit_requests(&self) -> Result<RequestAudit>;
+
+    /// Begins to erase what a tenant has submitted until now, whatever its state. Returns how many requests there are; counts at
+    /// most `count_max`.
+    async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64>;
+    /// Erases up to `limit` requests of a tenant whose erasure has begun, with their jobs and dead letters; then, up to `limit` at
+    /// a time, the idempotency keys from before it began and the dead webhooks of requests that are gone. Workers that are calling
+    /// the requests lose them, and webhooks that wait find nothing to send. Returns `None` if nothing is to be erased, or another
+    /// server is at it.
+    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>>;
+
+    /// The limits that operators have set for tenants.
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>>;
+    /// Sets the limit of a tenant. Returns `false`, and sets nothing, if there are [`TENANT_LIMITS_MAX`] others.
+    async fn put_tenant_limit(&self, limit: &TenantLimit) -> Result<bool>;
+    /// Removes the limit of a tenant, so that the one of the settings applies. Returns `false` if there is none.
+    async fn delete_tenant_limit(&self, tenant: &TenantId) -> Result<bool>;
 
     /// The registered keys in order of name and digest, each with the time of its last registration.
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>>;

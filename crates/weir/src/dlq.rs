@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use crate::client::{Client, TlsArgs};
@@ -21,7 +22,7 @@ pub(crate) enum DlqCommand {
     List(ListArgs),
     /// Show one dead letter with its whole payload
     Show(SingleArgs),
-    /// Replay one dead letter, or all of them
+    /// Replay one dead letter, those that match a filter, or all of them
     Replay(ReplayArgs),
     /// Discard one dead letter
     Discard(SingleArgs),
@@ -51,6 +52,48 @@ pub(crate) struct ListArgs {
     /// The maximum number
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+/// Which dead letters: those that have all that is given.
+#[derive(Debug, Args)]
+#[group(id = "filter", multiple = true)]
+pub(crate) struct FilterArgs {
+    /// Only this topic, such as sms-outbound; requests for requests
+    #[arg(long)]
+    topic: Option<String>,
+    /// Only requests of this tenant, and their webhooks
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only requests of this type, and their webhooks
+    #[arg(long = "type", value_name = "TYPE")]
+    request_type: Option<String>,
+    /// Only requests with this failure code, and messages with this in their reason
+    #[arg(long)]
+    error: Option<String>,
+    /// Only those that died at this time or later, such as 2026-06-01T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only those that died before this time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+}
+
+impl FilterArgs {
+    /// The names and values of what is given.
+    fn given(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let Self { topic, tenant, request_type, error, since, until } = self;
+        let all = [
+            ("topic", topic),
+            ("tenant", tenant),
+            ("type", request_type),
+            ("error", error),
+            ("since", since),
+            ("until", until),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -66,11 +109,16 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     operator: OperatorArgs,
     /// Its id, as printed by `weir dlq list`
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    #[arg(required_unless_present_any = ["all", "filter"], conflicts_with_all = ["all", "filter", "dry_run"])]
     id: Option<String>,
     /// Replay all dead letters
-    #[arg(long)]
+    #[arg(long, conflicts_with = "filter")]
     all: bool,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// Only count those that would be replayed
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(crate) fn run(command: DlqCommand) -> anyhow::Result<ExitCode> {
@@ -79,7 +127,8 @@ pub(crate) fn run(command: DlqCommand) -> anyhow::Result<ExitCode> {
         match command {
             DlqCommand::List(arguments) => list(&arguments).await,
             DlqCommand::Show(SingleArgs { operator, id }) => show(&operator, &id).await,
-            DlqCommand::Replay(ReplayArgs { operator, id, .. }) => replay(&operator, id.as_deref()).await,
+            DlqCommand::Replay(ReplayArgs { operator, id: Some(id), .. }) => replay(&operator, &id).await,
+            DlqCommand::Replay(arguments) => replay_many(&arguments).await,
             DlqCommand::Discard(SingleArgs { operator, id }) => discard(&operator, &id).await,
         }
     })?;
@@ -92,7 +141,9 @@ async fn list(arguments: &ListArgs) -> anyhow::Result<()> {
     while items.len() < arguments.limit {
         let limit = PAGE.min(arguments.limit - items.len());
         let after = cursor.map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
-        let page = call_api(&client, Method::GET, &format!("/admin/dlq?limit={limit}{after}")).await?;
+        let filter = query(&arguments.filter);
+        let page =
+            call_api(&client, Method::GET, &format!("/admin/dlq?limit={limit}{after}{filter}")).await?;
         items.extend(page["items"].as_array().cloned().unwrap_or_default());
         cursor = page["nextCursor"].as_str().map(str::to_owned);
         if cursor.is_none() {
@@ -114,16 +165,38 @@ async fn show(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
     if operator.json { print_json(&letter) } else { Ok(table::write_one(&mut std::io::stdout(), &letter)?) }
 }
 
-async fn replay(operator: &OperatorArgs, id: Option<&str>) -> anyhow::Result<()> {
-    let path = match id {
-        Some(id) => format!("/admin/dlq/{}/replay", checked_id(id)?),
-        None => "/admin/dlq/replay".to_owned(),
-    };
+async fn replay(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
+    let path = format!("/admin/dlq/{}/replay", checked_id(id)?);
     let response = call_api(&client(operator)?, Method::POST, &path).await?;
     if operator.json {
         return print_json(&response);
     }
     Ok(writeln!(std::io::stdout(), "{} replayed", response["replayed"])?)
+}
+
+async fn replay_many(arguments: &ReplayArgs) -> anyhow::Result<()> {
+    let mut body: serde_json::Map<String, Value> =
+        arguments.filter.given().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    body.insert("dryRun".to_owned(), json!(arguments.dry_run));
+    let body = serde_json::to_vec(&body)?.into();
+    let client = client(&arguments.operator)?;
+    let (status, body) = client.post("/admin/dlq/replay", "application/json", body).await?;
+    let response = parse_response(status, &body)?;
+    if arguments.operator.json {
+        return print_json(&response);
+    }
+    let mut out = std::io::stdout();
+    if arguments.dry_run {
+        return Ok(writeln!(out, "{} match; nothing was replayed (--dry-run)", response["matched"])?);
+    }
+    Ok(writeln!(out, "{} replayed", response["replayed"])?)
+}
+
+/// The filter as further parameters of a query.
+fn query(filter: &FilterArgs) -> String {
+    let parameter =
+        |(name, value): (&str, &str)| format!("&{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC));
+    filter.given().map(parameter).collect()
 }
 
 async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
@@ -141,10 +214,14 @@ fn client(operator: &OperatorArgs) -> anyhow::Result<Client> {
 /// Calls the API and returns the JSON, or an error with the server's message.
 async fn call_api(client: &Client, method: Method, path: &str) -> anyhow::Result<Value> {
     let (status, body) = client.call(method, path).await?;
+    parse_response(status, &body)
+}
+
+fn parse_response(status: u16, body: &[u8]) -> anyhow::Result<Value> {
     if body.is_empty() && status < 300 {
         return Ok(Value::Null);
     }
-    let response: Value = serde_json::from_slice(&body).with_context(|| {
+    let response: Value = serde_json::from_slice(body).with_context(|| {
         format!("the server responded {status} without JSON; is this the address of Weir?")
     })?;
     anyhow::ensure!(

@@ -2,7 +2,7 @@
 //! long to wait before a retry.
 //!
 //! A request that the downstream has understood and rejected is not retried. One that it may not have received, or
-//! could not execute for now, is retried: the call carries the request's id as its idempotency key, so repeating it is
+//! could not or would not execute for now, is retried: the call carries the request's id as its idempotency key, so repeating it is
 //! harmless.
 //!
 //! `state::RequestProgress::report` applies the decision to a request.
@@ -53,6 +53,8 @@ pub enum RetryDecision {
 pub enum FailureCause {
     /// The downstream rejected the request (4xx).
     Rejected(u16),
+    /// The downstream asked to be called again later (408, 425, 429).
+    Busy(u16),
     /// The downstream redirected the call (3xx). Redirects are not followed: they could lead anywhere.
     Redirected(u16),
     /// The downstream failed (5xx, or a status that does not exist).
@@ -75,6 +77,7 @@ impl FailureCause {
     pub const fn code(self) -> &'static str {
         match self {
             Self::Rejected(_) => "DOWNSTREAM_REJECTED",
+            Self::Busy(_) => "DOWNSTREAM_BUSY",
             Self::Redirected(_) => "DOWNSTREAM_REDIRECTED",
             Self::ServerError(_) => "DOWNSTREAM_ERROR",
             Self::TimedOut => "DOWNSTREAM_TIMEOUT",
@@ -91,9 +94,10 @@ impl FailureCause {
 impl fmt::Display for FailureCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected(status) | Self::Redirected(status) | Self::ServerError(status) => {
-                write!(f, "the downstream answered {status}")
-            }
+            Self::Rejected(status)
+            | Self::Busy(status)
+            | Self::Redirected(status)
+            | Self::ServerError(status) => write!(f, "the downstream answered {status}"),
             Self::TimedOut => f.write_str("the downstream did not answer in time"),
             Self::Unreachable => f.write_str("the downstream could not be reached"),
             Self::Unreadable => f.write_str("the downstream's answer could not be read"),
@@ -120,6 +124,7 @@ const fn classify_status(status: u16, retry_after: Option<Duration>) -> RetryDec
         202 => RetryDecision::AwaitCallback,
         200..=299 => RetryDecision::Complete,
         300..=399 => RetryDecision::Fail(FailureCause::Redirected(status)),
+        408 | 425 | 429 => retry(FailureCause::Busy(status), retry_after),
         400..=499 => RetryDecision::Fail(FailureCause::Rejected(status)),
         _ => retry(FailureCause::ServerError(status), retry_after),
     }
@@ -130,12 +135,15 @@ const fn retry(cause: FailureCause, retry_after: Option<Duration>) -> RetryDecis
 }
 
 impl RetryDecision {
-    /// Returns what the call reveals about the downstream: one that responds and rejects is up, one that must be
-    /// called again is down.
+    /// Returns what the call reveals about the downstream: one that responds and rejects, or asks for time, is up; one
+    /// that fails is down.
     #[must_use]
     pub const fn health(self) -> DownstreamHealth {
         match self {
-            Self::Complete | Self::AwaitCallback | Self::Fail(_) => DownstreamHealth::Up,
+            Self::Complete
+            | Self::AwaitCallback
+            | Self::Fail(_)
+            | Self::Retry { cause: FailureCause::Busy(_), .. } => DownstreamHealth::Up,
             Self::Retry { .. } => DownstreamHealth::Down,
         }
     }

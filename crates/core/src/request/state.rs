@@ -25,6 +25,8 @@ pub enum RequestStatus {
     FailedPermanent,
     /// All attempts failed: a dead letter.
     FailedRetryExhausted,
+    /// Its tenant does not want it any more.
+    Cancelled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +42,21 @@ pub enum RequestEvent {
     /// The downstream rejected it.
     Rejected,
     Exhausted,
+    /// Its tenant cancels it.
+    Cancelled,
     /// An operator restarts a dead letter.
     Replayed,
 }
 
 impl RequestStatus {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Accepted,
         Self::PendingEnqueue,
         Self::InProgress,
         Self::Completed,
         Self::FailedPermanent,
         Self::FailedRetryExhausted,
+        Self::Cancelled,
     ];
 
     /// Returns the name on the wire and in tables.
@@ -64,6 +69,7 @@ impl RequestStatus {
             Self::Completed => "COMPLETED",
             Self::FailedPermanent => "FAILED_PERMANENT",
             Self::FailedRetryExhausted => "FAILED_RETRY_EXHAUSTED",
+            Self::Cancelled => "CANCELLED",
         }
     }
 
@@ -75,7 +81,14 @@ impl RequestStatus {
     /// Whether the request has ended. Only the replay of a dead letter changes it then.
     #[must_use]
     pub const fn is_final(self) -> bool {
-        matches!(self, Self::Completed | Self::FailedPermanent | Self::FailedRetryExhausted)
+        matches!(self, Self::Completed | Self::FailedPermanent | Self::FailedRetryExhausted | Self::Cancelled)
+    }
+
+    /// Whether the request has ended with an outcome of its own, of which its tenant is told. One that the tenant has
+    /// cancelled has none.
+    #[must_use]
+    pub const fn has_outcome(self) -> bool {
+        self.is_final() && !matches!(self, Self::Cancelled)
     }
 
     /// Returns the next state, or `None` if the event cannot happen in this state. These are all transitions.
@@ -91,6 +104,9 @@ impl RequestStatus {
             (Self::InProgress, RequestEvent::Completed) => Some(Self::Completed),
             (Self::InProgress, RequestEvent::Rejected) => Some(Self::FailedPermanent),
             (Self::InProgress, RequestEvent::Exhausted) => Some(Self::FailedRetryExhausted),
+            (Self::Accepted | Self::PendingEnqueue | Self::InProgress, RequestEvent::Cancelled) => {
+                Some(Self::Cancelled)
+            }
             _ => None,
         }
     }
@@ -250,6 +266,12 @@ impl RequestProgress {
             Callback::Failed => RequestEvent::Rejected,
         })?;
         Ok(self.status)
+    }
+
+    /// Cancels the request for its tenant. A worker that is calling the downstream loses its lease, so what comes of the
+    /// call changes nothing. Fails if the request has ended.
+    pub fn cancel(&mut self) -> Result<(), TransitionError> {
+        self.apply(RequestEvent::Cancelled)
     }
 
     /// Restarts a dead letter with all its attempts. Fails for any other request.

@@ -13,6 +13,7 @@ use weir_store::request::{Job, Request, Rollout, SubmitReceipt};
 
 use super::encryption::{OpenError, SealedField};
 use super::metrics::{FinishedMetrics, WorkMetrics};
+use super::service::tenants::EffectiveLimit;
 use super::trace::trace_id;
 use super::work::call::FinishedJob;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -85,6 +86,28 @@ impl RequestCalledBack<'_> {
     }
 }
 
+/// A tenant has cancelled a request.
+pub(super) struct RequestCancelled<'a> {
+    pub(super) request: &'a Request,
+}
+
+impl RequestCancelled<'_> {
+    pub(super) fn emit(self, finished: &FinishedMetrics) {
+        finished.record(RequestStatus::Cancelled);
+        let ids = LogIds::current();
+        tracing::info!(
+            target: "weir::request",
+            httpRequestId = ids.http_request_id(),
+            traceId = trace_of(self.request),
+            tenantId = self.request.tenant.as_str(),
+            requestId = %self.request.id,
+            // As it was read just before.
+            statusTransition = %transition(self.request.status, RequestStatus::Cancelled),
+            "request cancelled"
+        );
+    }
+}
+
 /// An operator has restarted a dead request.
 pub(super) struct RequestReplayed<'a> {
     pub(super) id: RequestId,
@@ -116,7 +139,7 @@ pub(super) struct RolloutChanged {
 
 impl RolloutChanged {
     pub(super) fn emit(self) {
-        let Rollout { processing_enabled, reconciler_enabled, canary } = self.rollout;
+        let Rollout { processing_enabled, accepting_enabled, reconciler_enabled, canary } = self.rollout;
         let (ids, canary_percent) = (LogIds::current(), canary.get());
         tracing::info!(
             httpRequestId = ids.http_request_id(),
@@ -124,11 +147,79 @@ impl RolloutChanged {
             callerScope = ids.caller_scope(),
             tenantId = ids.caller_tenant(),
             processing_enabled,
+            accepting_enabled,
             reconciler_enabled,
             canary_percent,
             before = ?self.before,
             "the rollout of request was changed"
         );
+    }
+}
+
+/// An operator has set or removed a tenant's limit.
+pub(super) struct TenantLimitChanged<'a> {
+    pub(super) tenant: &'a TenantId,
+    /// The limit as it is now, and as it was read just before.
+    pub(super) limit: EffectiveLimit,
+    pub(super) before: EffectiveLimit,
+}
+
+impl TenantLimitChanged<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = %self.tenant,
+            requestsPerMinute = self.limit.limits.map(|limits| limits.rate_limit()),
+            isOwn = self.limit.is_own,
+            before = ?self.before,
+            "a tenant's limit was changed"
+        );
+    }
+}
+
+/// An operator erases all data of a tenant.
+pub(super) struct ErasureBegun<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) count: u64,
+}
+
+impl ErasureBegun<'_> {
+    pub(super) fn emit(self) {
+        let ids = LogIds::current();
+        tracing::warn!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            callerScope = ids.caller_scope(),
+            tenantId = %self.tenant,
+            erasing = self.count,
+            "the data of a tenant is being erased"
+        );
+    }
+}
+
+/// All data of a tenant is erased.
+pub(super) struct TenantErased<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) count: u64,
+}
+
+impl TenantErased<'_> {
+    pub(super) fn emit(self) {
+        tracing::info!(tenantId = %self.tenant, erased = self.count, "the data of a tenant is erased");
+    }
+}
+
+/// Data of tenants cannot be erased for now. Written at the first failure of several.
+pub(super) struct ErasureFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl ErasureFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot erase a tenant's data; trying again");
     }
 }
 

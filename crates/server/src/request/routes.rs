@@ -1,10 +1,12 @@
-//! Request over HTTP: reads and lists `/v1/requests`. The modules below have submissions, the event stream, downstreams'
-//! callbacks, the rollout, and the secret of a tenant's webhooks.
+//! Request over HTTP: reads and lists `/v1/requests`. The modules below have submissions, cancellations, the event stream,
+//! downstreams' callbacks, the rollout, and the secret of a tenant's webhooks.
 
 pub(crate) mod callback;
+pub(crate) mod cancel;
 pub(crate) mod events;
 pub(crate) mod rollout;
 pub(crate) mod submit;
+pub(crate) mod tenants;
 pub(crate) mod webhook_secret;
 
 use std::sync::Arc;

@@ -1,10 +1,12 @@
 //! The service of request: submissions go through lanes, everything else directly to the store. Payloads and results are
 //! encrypted here before they are stored, and decrypted for callers who may see them.
 
-mod dead_letters;
+mod cached;
+pub(crate) mod dead_letters;
 pub(crate) mod hub;
 pub(crate) mod key_check;
 pub(crate) mod rollout;
+pub(crate) mod tenants;
 #[cfg(test)]
 mod watch_tests;
 
@@ -18,15 +20,16 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Failure, PlainKeysRefused, Request, RequestPage, RequestStore, Sealed,
-    Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, CancelOutcome, Failure, PlainKeysRefused, Request, RequestPage,
+    RequestStore, Sealed, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
+use self::tenants::TenantLimits;
 use super::encryption::{Keyring, OpenError, SealedField};
-use super::events::{RequestCalledBack, TextUnreadable};
+use super::events::{RequestCalledBack, RequestCancelled, TextUnreadable};
 use super::settings::RequestSettings;
 use super::stored_form::{StoredForm, StoredKey};
 use crate::engines::{Engines, within};
@@ -50,6 +53,7 @@ pub struct RequestService {
     clock: Arc<dyn Clock>,
     hub: Arc<StatusHub>,
     rollout: Arc<RolloutSwitches>,
+    tenant_limits: TenantLimits,
     polls: Semaphore,
     payload_budget: Semaphore,
     metrics: AcceptMetrics,
@@ -92,6 +96,8 @@ pub struct Submission {
 pub enum SubmitError {
     #[error("an operator has switched request off")]
     Disabled,
+    #[error("an operator lets no new requests in")]
+    NotAccepting,
     #[error("the rollout has not reached the tenant")]
     NotInRollout,
     #[error(transparent)]
@@ -114,12 +120,12 @@ impl RequestService {
     pub fn start(engines: &Engines, settings: &Settings, keys: Arc<Keyring>, metrics: &Metrics) -> Self {
         let (store, timeout) = (engines.requests(), settings.http.timeout);
         let lanes = engines.start_lanes("request", metrics.lane("request"), {
-            let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+            let store = Arc::clone(&store);
             let broker = engines.request_broker();
             move |batch| {
                 let (store, broker) = (Arc::clone(&store), broker.clone());
                 async move {
-                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    let mut outcomes = store.submit_batch(batch).await?;
                     if let Some(broker) = broker {
                         broker.publish_accepted(&mut outcomes).await;
                     }
@@ -133,6 +139,7 @@ impl RequestService {
             let rollout = Arc::clone(&rollout);
             async move { rollout.get().await }
         });
+        let tenant_limits = TenantLimits::new(Arc::clone(&store), settings.request.tenant_limit, timeout);
         let formats = settings.store.formats;
         let form = Arc::new(StoredForm::new(Arc::clone(&store), Arc::clone(&keys), formats, timeout));
         Self {
@@ -143,6 +150,7 @@ impl RequestService {
             clock: Arc::clone(&engines.store.wall_clock),
             hub: Arc::default(),
             rollout,
+            tenant_limits,
             polls: Semaphore::new(CONCURRENT_POLLS),
             payload_budget: Semaphore::new(PAYLOAD_BUDGET_KIB),
             metrics: metrics.request.accept.clone(),
@@ -186,7 +194,9 @@ impl RequestService {
             Ok(SubmitOutcome::Replayed(_)) => "replayed",
             Ok(SubmitOutcome::Conflict) => "conflict",
             Ok(SubmitOutcome::Limited { .. }) => "limited",
-            Err(SubmitError::Disabled | SubmitError::NotInRollout) => "switched_off",
+            Err(SubmitError::Disabled | SubmitError::NotAccepting | SubmitError::NotInRollout) => {
+                "switched_off"
+            }
             Err(SubmitError::Store(_)) => "failed",
         };
         self.metrics.record(label, started.elapsed());
@@ -197,6 +207,9 @@ impl RequestService {
         let rollout = self.rollout.get().await?;
         if !rollout.processing_enabled {
             return Err(SubmitError::Disabled);
+        }
+        if !rollout.accepting_enabled {
+            return Err(SubmitError::NotAccepting);
         }
         if !rollout.canary.includes(&submission.tenant) {
             return Err(SubmitError::NotInRollout);
@@ -228,6 +241,7 @@ impl RequestService {
         };
         let StoredKey { key, fingerprint, plain } = self.form.of_key(&tenant, key, fingerprint).await?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
+        let limits = self.tenant_limits.of(&tenant).await?.limits;
         let needs_broker = self.needs_broker;
         Ok(Submit {
             id,
@@ -241,6 +255,7 @@ impl RequestService {
             callback_url,
             trace,
             needs_broker,
+            limits,
         })
     }
 
@@ -359,6 +374,22 @@ impl RequestService {
             Ok(outcome)
         };
         self.change(call_back).await
+    }
+
+    /// Cancels a request of a tenant. Whoever is calling its downstream goes on, and what comes of it is thrown away.
+    pub async fn cancel(&self, tenant: &TenantId, id: RequestId) -> Result<CancelOutcome> {
+        let Some(request) = self.find(tenant, id).await? else { return Ok(CancelOutcome::Unknown) };
+        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let finished = self.metrics.finished.clone();
+        let cancel = async move {
+            let outcome = store.cancel_request(id).await?;
+            if outcome == CancelOutcome::Cancelled {
+                RequestCancelled { request: &request }.emit(&finished);
+                hub.publish(id, RequestStatus::Cancelled);
+            }
+            Ok(outcome)
+        };
+        self.change(cancel).await
     }
 
     /// Runs a change within the timeout of a call. A change that takes longer is not cancelled, so that its publication to

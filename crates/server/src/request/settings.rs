@@ -1,19 +1,21 @@
 //! Settings of request: acceptance, downstreams, retries, encryption and webhooks.
 
+mod downstream;
+
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use url::Url;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
 use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
 use weir_store::request::{Rollout, TenantRule, TenantRules};
 
-use crate::settings::parse::{boolean, certificates_file, count, duration};
+pub(crate) use self::downstream::Downstream;
+use crate::settings::parse::{boolean, count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
 
 /// The longest retention.
@@ -33,8 +35,10 @@ pub struct RequestSettings {
     pub tenants: Arc<TenantRules>,
     /// `downstream`, its timeouts and `request.sslrootcert`: called for types without a downstream of their own.
     pub downstream: Downstream,
-    /// `[request.downstreams.<type>]`: called for requests of that type.
+    /// `[request.downstreams.<name>]`: called for requests of its types.
     pub downstreams: BTreeMap<String, Downstream>,
+    /// The name of the downstream for types that no other has.
+    pub rest: String,
     /// `request.keys`: keys that encrypt payloads; one is generated if absent.
     pub keys: Option<Secret>,
     /// `keys.command`: a command that writes the same.
@@ -53,19 +57,6 @@ pub struct RequestSettings {
     pub retention: Duration,
 }
 
-/// A service that is called for requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Downstream {
-    /// The built-in echo answers if absent.
-    pub url: Option<Url>,
-    /// How long the downstream may take to accept a connection.
-    pub connect_timeout: Duration,
-    /// How long the downstream may take to answer.
-    pub read_timeout: Duration,
-    /// A file of certificate authorities to trust instead of the system's.
-    pub sslrootcert: Option<PathBuf>,
-}
-
 /// A secret from the environment. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
@@ -76,78 +67,34 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-impl Downstream {
-    const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-    const READ_TIMEOUT: Duration = Duration::from_secs(3);
-
-    fn read_table(
-        name: &str,
-        fields: &BTreeMap<String, String>,
-        default: &Self,
-    ) -> Result<Self, SettingError> {
-        let mut downstream = Self { url: None, ..default.clone() };
-        for (field, text) in fields {
-            let wrong = |allowed: &str| {
-                SettingError::new(format!("request.downstreams.{name}.{field}"), text, allowed)
-            };
-            let span = || duration(text).ok_or_else(|| wrong(SPAN));
-            match field.as_str() {
-                "url" => downstream.url = Some(http_url(text).ok_or_else(|| wrong(URL))?),
-                "connect_timeout" => downstream.connect_timeout = span()?,
-                "read_timeout" => downstream.read_timeout = span()?,
-                "sslrootcert" => {
-                    downstream.sslrootcert = certificates_file(text).ok_or_else(|| wrong(CERTIFICATES))?;
-                }
-                _ => return Err(wrong(FIELDS)),
-            }
-        }
-        if downstream.url.is_none() {
-            let name = format!("request.downstreams.{name}.url");
-            return Err(SettingError::new(name, "", URL));
-        }
-        Ok(downstream)
-    }
-}
-
 /// How much of a lease must be left after the longest call, to report it.
 const LEASE_MARGIN: Duration = Duration::from_secs(1);
 
 const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
-const URL: &str = "an http:// or https:// URL";
-const CERTIFICATES: &str = "a file of certificates in PEM that can be read";
-const FIELDS: &str = "left out: a downstream has url, connect_timeout, read_timeout and sslrootcert";
 
 impl RequestSettings {
     /// The name of the default downstream. No request type has the empty name.
     pub const DEFAULT_DOWNSTREAM: &str = "";
 
-    /// The name of the downstream for a request type.
+    /// The name of the downstream for a request type: the one that lists it, the one of its name that lists none, or the one
+    /// that takes the rest.
     #[must_use]
-    pub fn downstream_name<'a>(&self, request_type: &'a RequestType) -> &'a str {
+    pub fn downstream_name(&self, request_type: &RequestType) -> &str {
         let name = request_type.as_str();
-        if self.downstreams.contains_key(name) { name } else { Self::DEFAULT_DOWNSTREAM }
+        let has_type =
+            |of: &Downstream| of.types.as_ref().is_some_and(|types| types.iter().any(|t| t == name));
+        let listed = self.downstreams.iter().find(|(_, of)| has_type(of)).map(|(name, _)| name.as_str());
+        let named = || self.downstreams.get_key_value(name).filter(|(_, of)| of.types.is_none());
+        listed.or_else(|| named().map(|(name, _)| name.as_str())).unwrap_or(&self.rest)
     }
 
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
         let command = |text: &str| Some((!text.trim().is_empty()).then(|| text.to_owned()));
         let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));
-        let downstream = Downstream {
-            url: reader.get("downstream", None, optional_url, URL)?,
-            connect_timeout: reader.get(
-                "request.connect_timeout",
-                Downstream::CONNECT_TIMEOUT,
-                duration,
-                SPAN,
-            )?,
-            read_timeout: reader.get("request.read_timeout", Downstream::READ_TIMEOUT, duration, SPAN)?,
-            sslrootcert: reader.get("request.sslrootcert", None, certificates_file, CERTIFICATES)?,
-        };
-        let tables = reader.tables("request.downstreams");
-        let downstreams = tables
-            .iter()
-            .map(|(name, fields)| Ok((name.clone(), Downstream::read_table(name, fields, &downstream)?)))
-            .collect::<Result<_, SettingError>>()?;
+        let downstream = Downstream::read_default(reader)?;
+        let downstreams = downstream::read_tables(reader, &downstream)?;
+        let rest = downstream::takes_the_rest(&downstream, &downstreams).to_owned();
         let policy = read_policy(reader)?;
         check_lease(policy.lease, &downstream, &downstreams)?;
         let days = "a number of days from 1 to 3650";
@@ -164,6 +111,7 @@ impl RequestSettings {
             tenants: Arc::new(read_tenants(reader)?),
             downstream,
             downstreams,
+            rest,
             keys: reader.get_optional("request.keys", secret, "a list such as 2026b:BASE64,2026a:BASE64")?,
             keys_command: reader
                 .get_optional("keys.command", command, "a command line, or empty for none")?
@@ -242,6 +190,8 @@ fn read_tenants(reader: &mut SettingsReader) -> Result<TenantRules, SettingError
 fn read_rollout(reader: &mut SettingsReader) -> Result<Rollout, SettingError> {
     let percent = |text: &str| text.trim().parse().ok().and_then(|percent| Percent::new(percent).ok());
     Ok(Rollout {
+        // Only operators switch it, while the server runs.
+        accepting_enabled: true,
         processing_enabled: reader.get("request.processing.enabled", true, boolean, "true or false")?,
         reconciler_enabled: reader.get("request.reconciler.enabled", true, boolean, "true or false")?,
         canary: reader.get("request.canary.percent", Percent::ALL, percent, "a number from 0 to 100")?,
@@ -296,14 +246,4 @@ fn per_minute(text: &str) -> Option<Option<QuotaLimits>> {
 
 fn names(text: &str) -> Option<Vec<String>> {
     Some(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
-}
-
-/// The path of a readable certificate file; empty means none.
-fn optional_url(text: &str) -> Option<Option<Url>> {
-    if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
-}
-
-fn http_url(text: &str) -> Option<Url> {
-    let url: Url = text.trim().parse().ok()?;
-    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
 }

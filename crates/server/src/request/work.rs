@@ -8,6 +8,7 @@ mod breakers;
 pub(super) mod call;
 mod concurrency;
 mod downstream;
+mod limits;
 pub(crate) mod maintenance;
 mod reports;
 pub(crate) mod webhooks;
@@ -26,6 +27,7 @@ pub(crate) use self::worker::Worker;
 use super::encryption::Keyring;
 use super::settings::RequestSettings;
 use super::stored_form::StoredForm;
+use crate::auth::webhook::WebhookSecret;
 use crate::request::metrics::WorkMetrics;
 
 /// Called with every change of a request that workers make, after it is on disk. Must not block.
@@ -44,6 +46,9 @@ pub(crate) struct WorkerDependencies {
     pub form: Arc<StoredForm>,
     /// The clock of the breakers. It must not step.
     pub clock: Arc<dyn Clock>,
+    /// Signs calls to downstreams that want that, at the time of `wall_clock`.
+    pub secret: WebhookSecret,
+    pub wall_clock: Arc<dyn Clock>,
     pub settings: RequestSettings,
     pub metrics: WorkMetrics,
     /// `request.processing.enabled`, as it is now.

@@ -47,7 +47,7 @@ const DEFAULT_FILE: &str = "weir.toml";
 pub struct Sources {
     /// Values of flags, by dotted name.
     pub flags: BTreeMap<&'static str, String>,
-    /// The environment's `WEIR_…` variables, and those of other names that stand for settings.
+    /// The environment's `WEIR_…` variables, and those of other names that stand for settings or that the file names.
     pub environment: BTreeMap<String, String>,
     /// The file's values, by dotted name, and where it is.
     pub file: Option<(PathBuf, BTreeMap<String, String>)>,
@@ -57,7 +57,7 @@ impl Sources {
     /// Reads the process's environment and the file that flags or environment name.
     /// Fails when a named file cannot be read, or the file is not TOML.
     pub fn from_process(flags: BTreeMap<&'static str, String>) -> Result<Self, SettingError> {
-        let environment: BTreeMap<_, _> = std::env::vars_os()
+        let mut environment: BTreeMap<_, _> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| name.starts_with("WEIR_") || is_alias(name))
             .collect();
@@ -74,6 +74,12 @@ impl Sources {
                 ));
             }
         };
+        let values = file.iter().flat_map(|(_, values)| values.values());
+        for name in values.filter_map(|value| value.strip_prefix("env:")) {
+            if let Ok(value) = std::env::var(name) {
+                environment.insert(name.to_owned(), value);
+            }
+        }
         Ok(Self { flags, environment, file })
     }
 }
@@ -118,12 +124,20 @@ pub struct SettingsReader {
     known: BTreeSet<&'static str>,
     /// Prefixes under which the file may have tables of any name.
     tables: BTreeSet<&'static str>,
+    /// Variables of the environment that the file's values name.
+    variables: BTreeSet<String>,
 }
 
 impl SettingsReader {
     #[must_use]
     pub const fn new(sources: Sources) -> Self {
-        Self { sources, known: BTreeSet::new(), tables: BTreeSet::new() }
+        Self { sources, known: BTreeSet::new(), tables: BTreeSet::new(), variables: BTreeSet::new() }
+    }
+
+    /// Returns the value of an environment variable that a value of the file names, or `None` if it is not set.
+    pub fn environment_variable(&mut self, name: &str) -> Option<String> {
+        self.variables.insert(name.to_owned());
+        self.sources.environment.get(name).cloned()
     }
 
     /// Returns the setting `key`, or `default` if it is not set.
@@ -220,8 +234,10 @@ impl SettingsReader {
     pub fn unknown_variables(&self) -> Vec<String> {
         let known: BTreeSet<String> = self.known.iter().map(|key| variable(key)).collect();
         let variables = self.sources.environment.keys();
-        let is_unknown =
-            |name: &&String| !known.contains(*name) && !name.starts_with("WEIR_TEST_") && !is_alias(name);
+        let is_unknown = |name: &&String| {
+            let is_expected = known.contains(*name) || self.variables.contains(*name) || is_alias(name);
+            name.starts_with("WEIR_") && !name.starts_with("WEIR_TEST_") && !is_expected
+        };
         variables.filter(is_unknown).cloned().collect()
     }
 

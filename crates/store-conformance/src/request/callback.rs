@@ -7,8 +7,8 @@ use weir_store::request::{CallbackOutcome, CallbackReport, Failure, Sealed, Subm
 
 use super::fixtures::{
     accept_one, awaits_callback, call_back, callback_report, claim_one, create_dead_requests, dead_ids,
-    expect_nothing_due, get_request, next_id, now, outage, policy, report_one, request_audit, sealed,
-    submission, submit_and_claim, success,
+    expect_nothing_due, get_request, next_id, now, outage, policy, replay_one, report_one, request_audit,
+    sealed, submission, submit_and_claim, success,
 };
 use crate::HasRequests;
 
@@ -114,7 +114,7 @@ pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H:
         CallbackOutcome::TransitionError(TransitionError::Final(RequestStatus::FailedRetryExhausted))
     );
     assert_eq!(dead_ids(&h).await, [id]);
-    assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
+    assert!(replay_one(&*h.requests(), id).await);
     let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
     assert_eq!(
         outcome,

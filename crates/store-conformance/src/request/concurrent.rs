@@ -10,15 +10,15 @@ use parking_lot::Mutex;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError};
 use weir_store::request::{
-    CallbackOutcome, ClaimOrder, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
-    TenantCapacity,
+    CallbackOutcome, CancelOutcome, ClaimOrder, DownstreamCapacity, Job, JobReport, RequestStore, Submit,
+    SubmitOutcome, TenantCapacity,
 };
 
 use super::fixtures::{
     DOWNSTREAM, TENANT, URL, accept_batch, callback_report, claim, claim_named, create_dead_requests,
-    dead_ids, get_request, not_called, outage, outcome_letters, policy, request_audit, resubmission, room,
-    single_attempt_policy, status, submission, submission_for, submissions, submit_and_claim, success,
-    webhooks,
+    dead_ids, get_request, not_called, outage, outcome_letters, policy, replay_one, replay_some,
+    request_audit, resubmission, room, single_attempt_policy, status, submission, submission_for,
+    submissions, submit_and_claim, success, tenant, webhooks, within,
 };
 use crate::HasRequests;
 use crate::fixtures::{limits, run_concurrently};
@@ -74,7 +74,8 @@ async fn submit_concurrently(
 ) -> Vec<Vec<SubmitOutcome>> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
-        async move { store.submit_batch(batch.into(), limits).await.expect("submit_batch must succeed") }
+        let batch = within(batch, limits);
+        async move { store.submit_batch(batch.into()).await.expect("submit_batch must succeed") }
     });
     run_concurrently(calls).await
 }
@@ -317,6 +318,152 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
     request_audit(h).await;
 }
 
+pub async fn a_request_is_cancelled_or_ends_otherwise_but_never_both<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    for n in 0..8 {
+        let sent = Submit { callback_url: Some(URL.to_owned()), ..submission(h, &format!("k{n}")) };
+        let job = submit_and_claim(h, sent).await;
+        let ends = (0..12).map(|n| {
+            let (store, job) = (servers.store(n / 4), job.clone());
+            async move {
+                match n % 4 {
+                    0 => {
+                        let outcomes = store.report_batch(vec![success(&job)], &policy()).await;
+                        outcomes.expect("report_batch must succeed").remove(0).ok()
+                    }
+                    1 => match store.call_back(job.id, callback_report(Callback::Failed)).await {
+                        Ok(CallbackOutcome::Applied(status)) => Some(status),
+                        other => other.map(|_refused| None).expect("call_back must succeed"),
+                    },
+                    2 => {
+                        let purged = store.purge_requests(Duration::from_secs(60), 10).await;
+                        purged.map(|_none_is_old| None).expect("purge_requests must succeed")
+                    }
+                    _ => {
+                        let cancelled =
+                            store.cancel_request(job.id).await.expect("cancel_request must succeed");
+                        (cancelled == CancelOutcome::Cancelled).then_some(RequestStatus::Cancelled)
+                    }
+                }
+            }
+        });
+        let taken: Vec<_> = run_concurrently(ends).await.into_iter().flatten().collect();
+        let end = status(h, job.id).await;
+        assert_eq!(taken, [end], "exactly one of them ended it");
+        let expected = if end == RequestStatus::Cancelled { vec![] } else { vec![job.id] };
+        assert_eq!(webhooks(h).await, expected, "a webhook of a result, and none of a cancellation");
+    }
+    request_audit(h).await;
+}
+
+pub async fn a_cancellation_and_a_claim_leave_no_job<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let mut ids: Vec<_> =
+        accept_batch(h, submissions(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
+    ids.extend(create_dead_requests(h, submissions(h, "d", 10)).await.iter().map(|job| job.id));
+    let calls = (0..10).map(|n| {
+        let (store, mut ids) = (servers.store(n / 2), ids.clone());
+        ids.rotate_left(n * 4);
+        async move {
+            match n % 5 {
+                0 | 1 => {
+                    for id in ids {
+                        store.cancel_request(id).await.expect("cancel_request must succeed");
+                    }
+                }
+                2 => {
+                    let claimed =
+                        store.claim_jobs(&[room(DOWNSTREAM, 20)], &ClaimOrder::default(), &policy()).await;
+                    let jobs = claimed.expect("claim_jobs must succeed").jobs;
+                    let reports = jobs.iter().map(|job| not_called(job, Duration::ZERO)).collect();
+                    store
+                        .report_batch(reports, &policy())
+                        .await
+                        .map(drop)
+                        .expect("report_batch must succeed");
+                }
+                3 => {
+                    let claimed = store.claim_named(&ids, &TenantCapacity::default(), &policy()).await;
+                    claimed.map(drop).expect("claim_named must succeed");
+                }
+                _ => drop(replay_some(&*store, 5).await),
+            }
+        }
+    });
+    run_concurrently(calls).await;
+    let books = request_audit(h).await;
+    assert_eq!(books.cancelled + books.dead + books.in_flight, 40, "{books:?}");
+    for id in ids {
+        servers.store(1).cancel_request(id).await.expect("cancel_request must succeed");
+    }
+    let books = request_audit(h).await;
+    assert_eq!((books.in_flight, books.jobs), (0, 0), "{books:?}");
+    assert_eq!(books.cancelled + books.dead, 40, "{books:?}");
+}
+
+pub async fn an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_books<H: HasRequests>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let of = |tenant: &str, prefix: &str, count: usize| -> Vec<Submit> {
+        (0..count).map(|n| submission_for(h, tenant, &format!("{prefix}-{n}"), "what")).collect()
+    };
+    let mut ids: Vec<_> =
+        accept_batch(h, of("gone", "k", 40)).await.iter().map(|receipt| receipt.id).collect();
+    let called: Vec<_> = claim_named(h, &ids[..10]).await.jobs;
+    ids.extend(create_dead_requests(h, of("gone", "d", 20)).await.iter().map(|job| job.id));
+    let kept: Vec<_> = accept_batch(h, of("kept", "k", 10)).await.iter().map(|receipt| receipt.id).collect();
+    h.requests().begin_erasure(&tenant("gone"), 10).await.expect("begin_erasure must succeed");
+    let calls = (0..12).map(|n| {
+        let (store, ids, called) = (servers.store(n / 2), ids.clone(), called.clone());
+        async move {
+            match n % 6 {
+                0 | 1 => {
+                    for _ in 0..6 {
+                        store.erase_some(7).await.expect("erase_some must succeed");
+                    }
+                }
+                2 => drop(replay_some(&*store, 20).await),
+                3 => {
+                    let reports = called.iter().map(outage).collect();
+                    let reported = store.report_batch(reports, &single_attempt_policy()).await;
+                    reported.map(drop).expect("report_batch must succeed");
+                }
+                4 => {
+                    for id in ids.iter().step_by(3) {
+                        store.cancel_request(*id).await.expect("cancel_request must succeed");
+                        let report = callback_report(Callback::Completed);
+                        store.call_back(*id, report).await.expect("call_back must succeed");
+                    }
+                }
+                _ => {
+                    let claimed =
+                        store.claim_named(&ids[20..30], &TenantCapacity::default(), &policy()).await;
+                    let reports =
+                        claimed.expect("claim_named must succeed").jobs.iter().map(success).collect();
+                    store
+                        .report_batch(reports, &policy())
+                        .await
+                        .map(drop)
+                        .expect("report_batch must succeed");
+                }
+            }
+        }
+    });
+    run_concurrently(calls).await;
+    request_audit(h).await;
+    while servers.store(1).erase_some(50).await.expect("erase_some must succeed").is_some() {}
+    let books = request_audit(h).await;
+    assert_eq!((books.erased, books.in_flight, books.jobs), (60, 10, 10), "{books:?}");
+    assert_eq!(dead_ids(h).await, []);
+    for id in &ids {
+        assert_eq!(h.requests().find_request(*id).await.expect("an answer"), None);
+    }
+    assert!(claim_named(h, &ids).await.jobs.is_empty(), "a broker may still have their ids");
+    assert_eq!(claim_named(h, &kept).await.jobs.len(), 10, "another tenant's stay");
+}
+
 pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
@@ -326,13 +473,12 @@ pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
         let (store, ids) = (servers.store(n / 2), ids.clone());
         async move {
             if n % 2 == 0 {
-                let replayed = store.replay_requests(5).await;
-                return replayed.expect("replay_requests must succeed").len();
+                return replay_some(&*store, 5).await.len();
             }
             let mut changed = 0;
             for id in ids.iter().skip(n) {
                 let one = if n % 4 == 1 {
-                    store.replay_request(*id).await.expect("replay_request must succeed")
+                    replay_one(&*store, *id).await
                 } else {
                     store.discard_request(*id).await.expect("discard_request must succeed")
                 };
@@ -378,7 +524,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
 
 /// Calls each kind of operation once, chosen by `n`.
 async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
-    store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
+    store.submit_batch(batch.into()).await.expect("submit_batch must succeed");
     let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &ClaimOrder::default(), &policy()).await;
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
@@ -392,7 +538,7 @@ async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) 
         .expect("report_batch must succeed");
     assert!(outcomes.iter().all(Result::is_ok), "the holder's reports count: {outcomes:?}");
     match n % 4 {
-        0 => store.replay_requests(3).await.map(drop).expect("replay_requests must succeed"),
+        0 => drop(replay_some(store, 3).await),
         1 => {
             let letters = store.dead_requests(None, 1, usize::MAX).await.expect("dead_requests must succeed");
             for letter in letters {

@@ -9,18 +9,18 @@ use weir_store::request::{Request, Sealed};
 
 use super::fixtures::{
     accept_one, claim, claim_one, create_dead_requests, dead_ids, dead_requests, expect_nothing_due,
-    get_request, next_id, now, outage, outcome_letters, policy, rejection, report_batch, report_one,
-    request_audit, resubmission, single_attempt_policy, status, submission, submissions, submit_and_claim,
-    submit_batch, success,
+    get_request, next_id, now, outage, outcome_letters, policy, rejection, replay_one, report_batch,
+    report_one, request_audit, resubmission, single_attempt_policy, status, submission, submissions,
+    submit_and_claim, submit_batch, success,
 };
 use crate::HasRequests;
 
 async fn replay<H: HasRequests>(h: &H, id: RequestId) -> bool {
-    h.requests().replay_request(id).await.expect("replay_request must succeed")
+    replay_one(&*h.requests(), id).await
 }
 
 async fn replay_some<H: HasRequests>(h: &H, limit: usize) -> Vec<RequestId> {
-    h.requests().replay_requests(limit).await.expect("replay_requests must succeed")
+    super::fixtures::replay_some(&*h.requests(), limit).await
 }
 
 async fn discard<H: HasRequests>(h: &H, id: RequestId) -> bool {

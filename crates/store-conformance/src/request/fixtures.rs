@@ -16,9 +16,9 @@ use weir_core::{
 };
 use weir_queue::Settlement;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job,
-    JobReport, Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome, SubmitReceipt,
-    TenantCapacity, WEBHOOKS_TOPIC,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    Failure, Job, JobReport, Request, RequestAudit, RequestStore, Rollout, RolloutChange, Sealed, Submit,
+    SubmitOutcome, SubmitReceipt, TenantCapacity, WEBHOOKS_TOPIC,
 };
 
 use crate::HasRequests;
@@ -106,6 +106,7 @@ pub fn submission_for<H: HasRequests>(h: &H, tenant_name: &str, key: &str, conte
         downstream: DOWNSTREAM.to_owned(),
         callback_url: None,
         needs_broker: false,
+        limits: None,
     }
 }
 
@@ -124,15 +125,20 @@ pub fn resubmission<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
     Submit { id: next_id(h), ..submit.clone() }
 }
 
+/// The batch with these limits of its tenants.
+pub fn within(batch: Vec<Submit>, limits: Option<QuotaLimits>) -> Vec<Submit> {
+    batch.into_iter().map(|submit| Submit { limits, ..submit }).collect()
+}
+
 /// Submits a batch with optional limits.
 pub async fn submit_batch<H: HasRequests>(
     h: &H,
     batch: Vec<Submit>,
     limits: impl Into<Option<QuotaLimits>>,
 ) -> Vec<SubmitOutcome> {
-    let count = batch.len();
-    let outcomes =
-        h.requests().submit_batch(batch.into(), limits.into()).await.expect("submit_batch must succeed");
+    let (count, limits) = (batch.len(), limits.into());
+    let outcomes = h.requests().submit_batch(within(batch, limits).into()).await;
+    let outcomes = outcomes.expect("submit_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each submission");
     outcomes
 }
@@ -304,6 +310,10 @@ pub async fn call_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackRep
     h.requests().call_back(id, report).await.expect("call_back must succeed")
 }
 
+pub async fn cancel<H: HasRequests>(h: &H, id: RequestId) -> CancelOutcome {
+    h.requests().cancel_request(id).await.expect("cancel_request must succeed")
+}
+
 /// Submits requests and lets their only attempt fail. Returns their jobs as last claimed.
 pub async fn create_dead_requests<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
     let ids: Vec<RequestId> = accept_batch(h, batch).await.iter().map(|receipt| receipt.id).collect();
@@ -328,6 +338,30 @@ pub async fn dead_requests<H: HasRequests>(
     limit: usize,
 ) -> Vec<DeadRequest> {
     h.requests().dead_requests(after, limit, usize::MAX).await.expect("dead_requests must succeed")
+}
+
+/// Restarts up to `limit` dead letters, the first by id. Returns the ids of those that were.
+pub async fn replay_some(store: &dyn RequestStore, limit: usize) -> Vec<RequestId> {
+    let letters = store.dead_requests(None, limit, 0).await.expect("dead_requests must succeed");
+    let ids: Vec<RequestId> = letters.iter().map(|letter| letter.request.id).collect();
+    store.replay_requests(&ids).await.expect("replay_requests must succeed")
+}
+
+/// Restarts one dead letter. Returns whether it was one.
+pub async fn replay_one(store: &dyn RequestStore, id: RequestId) -> bool {
+    !store.replay_requests(&[id]).await.expect("replay_requests must succeed").is_empty()
+}
+
+/// Erases all that a tenant has submitted until now, a few requests at a time. Returns the ids of the requests.
+pub async fn erase<H: HasRequests>(h: &H, tenant: &TenantId) -> Vec<RequestId> {
+    h.requests().begin_erasure(tenant, 1_000).await.expect("begin_erasure must succeed");
+    let mut erased = Vec::new();
+    while let Some(batch) = h.requests().erase_some(3).await.expect("erase_some must succeed") {
+        assert_eq!(batch.tenant, *tenant);
+        assert!(batch.requests.len() <= 3, "no more than the limit");
+        erased.extend(batch.requests);
+    }
+    erased
 }
 
 /// The ids of all dead letters.
@@ -366,13 +400,18 @@ pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
 }
 
 /// The rollout before any change.
-pub const DEFAULT_ROLLOUT: Rollout =
-    Rollout { processing_enabled: true, reconciler_enabled: true, canary: Percent::ALL };
+pub const DEFAULT_ROLLOUT: Rollout = Rollout {
+    processing_enabled: true,
+    accepting_enabled: true,
+    reconciler_enabled: true,
+    canary: Percent::ALL,
+};
 
 /// A change that sets every switch.
 pub fn rollout_change(rollout: Rollout) -> RolloutChange {
     RolloutChange {
         processing_enabled: Some(rollout.processing_enabled),
+        accepting_enabled: Some(rollout.accepting_enabled),
         reconciler_enabled: Some(rollout.reconciler_enabled),
         canary: Some(rollout.canary),
     }

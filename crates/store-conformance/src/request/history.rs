@@ -12,8 +12,8 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::request::{ClaimOrder, DownstreamCapacity, JobReport, RequestStore, Submit, TenantCapacity};
 
 use super::fixtures::{
-    DAY, URL, callback_report, next_id, now, policy, request_audit, room, sealed, submission_for, tenant,
-    webhooks,
+    DAY, URL, callback_report, erase, next_id, now, policy, replay_one, replay_some, request_audit, room,
+    sealed, submission_for, tenant, webhooks, within,
 };
 use super::model::Model;
 use crate::HasRequests;
@@ -60,7 +60,7 @@ struct Comparison<'h, H> {
 
 impl<H: HasRequests> Comparison<'_, H> {
     async fn step(&mut self) {
-        match self.rng.u8(0..40) {
+        match self.rng.u8(0..42) {
             0..8 => self.submit().await,
             8..14 => self.claim().await,
             14..16 => self.claim_named().await,
@@ -72,6 +72,8 @@ impl<H: HasRequests> Comparison<'_, H> {
             30 => self.mark_enqueued().await,
             31 => self.purge().await,
             32..34 => self.read().await,
+            34 => self.cancel().await,
+            35 if self.rng.u8(0..4) == 0 => self.erase().await,
             _ => self.advance(),
         }
     }
@@ -111,10 +113,10 @@ impl<H: HasRequests> Comparison<'_, H> {
     async fn submit(&mut self) {
         let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.submission()).collect();
         let limits = self.rng.bool().then(|| limits(self.rng.u32(1..20), 1));
-        let engine =
-            self.engine.submit_batch(batch.clone().into(), limits).await.expect("submit_batch must succeed");
+        let batch = within(batch, limits);
+        let engine = self.engine.submit_batch(batch.clone().into()).await.expect("submit_batch must succeed");
         let now = self.now();
-        let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
+        let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, now)).collect();
         self.expect_equal(&engine.len(), &model.len(), "the number of outcomes");
         for ((submit, engine), model) in batch.iter().zip(&engine).zip(&model) {
             self.expect_equal(engine, model, &format!("{submit:?} within {limits:?}"));
@@ -192,6 +194,20 @@ impl<H: HasRequests> Comparison<'_, H> {
         self.expect_equal(&engine, &model, &format!("call back {id}"));
     }
 
+    async fn cancel(&mut self) {
+        let id = self.id();
+        let engine = self.engine.cancel_request(id).await.expect("cancel_request must succeed");
+        let model = self.model.cancel(id, self.now());
+        self.expect_equal(&engine, &model, &format!("cancel {id}"));
+    }
+
+    async fn erase(&mut self) {
+        let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
+        let engine = erase(self.h, &tenant).await;
+        let model = self.model.erase(&tenant);
+        self.expect_equal(&(engine.len() as u64), &model, &format!("erase {tenant}"));
+    }
+
     /// Usually the id of a dead letter, if there is one.
     fn dead_id(&mut self) -> RequestId {
         let dead = self.model.dead();
@@ -203,14 +219,14 @@ impl<H: HasRequests> Comparison<'_, H> {
 
     async fn replay(&mut self) {
         let id = self.dead_id();
-        let engine = self.engine.replay_request(id).await.expect("replay_request must succeed");
+        let engine = replay_one(&*self.engine, id).await;
         let model = self.model.replay(id, self.now());
         self.expect_equal(&engine, &model, &format!("replay {id}"));
     }
 
     async fn replay_some(&mut self) {
         let (limit, dead) = (self.rng.usize(0..4), self.model.dead().len());
-        let replayed = self.engine.replay_requests(limit).await.expect("replay_requests must succeed");
+        let replayed = replay_some(&*self.engine, limit).await;
         self.expect_equal(&replayed.len(), &limit.min(dead), "replay some");
         for id in replayed {
             let model = self.model.replay(id, self.now());
@@ -245,7 +261,7 @@ impl<H: HasRequests> Comparison<'_, H> {
         let engine = self.engine.find_request(id).await.expect("find_request must succeed");
         self.expect_equal(&engine, &self.model.find(id), &format!("find {id}"));
         let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
-        let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..6)]);
+        let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..RequestStatus::ALL.len())]);
         let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
         let engine = self.engine.list_requests(&tenant, status, before, limit).await;
         let mut model = self.model.list(&tenant, status, before);

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use weir_store::request::SubmitOutcome;
+use weir_core::quota::QuotaLimits;
+use weir_store::request::{Submit, SubmitOutcome, TenantLimit, TenantWindow};
 
 use super::fixtures::{
     accept_batch, outcome_letters, request_audit, resubmission, submission, submission_for, submissions,
-    submit_batch,
+    submit_batch, tenant,
 };
 use crate::HasRequests;
 use crate::fixtures::{TICK, limits};
@@ -105,6 +106,66 @@ pub async fn changed_limits_apply_from_the_next_batch<H: HasRequests>() {
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "a", 3), limits(2, 1)).await), "AAL");
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "b", 3), limits(4, 1)).await), "AAL");
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "c", 1), limits(1, 1)).await), "L");
-    let largest = limits(weir_core::quota::QuotaLimits::MAX, weir_core::quota::QuotaLimits::MAX);
+    let largest = limits(QuotaLimits::MAX, QuotaLimits::MAX);
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "d", 1), largest).await), "A");
+}
+
+pub async fn a_receipt_says_what_is_left_of_the_limits<H: HasRequests>() {
+    let h = H::open().await;
+    let sent = submissions(&h, "a", 3);
+    let left = |outcomes: &[SubmitOutcome]| -> Vec<Option<TenantWindow>> {
+        let window = |outcome: &SubmitOutcome| match outcome {
+            SubmitOutcome::Accepted(receipt) | SubmitOutcome::Replayed(receipt) => receipt.window,
+            other => panic!("{other:?}"),
+        };
+        outcomes.iter().map(window).collect()
+    };
+    let window = |remaining, reset_after| Some(TenantWindow { limits: limits(5, 1), remaining, reset_after });
+    let outcomes = submit_batch(&h, sent.clone(), limits(5, 1)).await;
+    assert_eq!(left(&outcomes), [window(4, MINUTE), window(3, MINUTE), window(2, MINUTE)]);
+    h.clock().advance(MINUTE / 4);
+    let again = vec![resubmission(&h, &sent[0]), submission(&h, "b")];
+    let outcomes = submit_batch(&h, again, limits(5, 1)).await;
+    assert_eq!(outcome_letters(&outcomes), "RA");
+    assert_eq!(left(&outcomes), [window(2, MINUTE * 3 / 4), window(1, MINUTE * 3 / 4)]);
+    h.clock().advance(MINUTE);
+    let outcomes = submit_batch(&h, vec![resubmission(&h, &sent[0])], limits(5, 1)).await;
+    assert_eq!(left(&outcomes), [window(5, MINUTE)], "the window has passed, and a replay begins none");
+    let outcomes = submit_batch(&h, submissions(&h, "c", 1), None).await;
+    assert_eq!(left(&outcomes), [None]);
+}
+
+pub async fn tenants_of_one_batch_may_have_different_limits<H: HasRequests>() {
+    let h = H::open().await;
+    let of = |tenant: &str, n: usize, most: Option<u32>| Submit {
+        limits: most.map(|most| limits(most, 1)),
+        ..submission_for(&h, tenant, &format!("k{n}"), "what")
+    };
+    let batch: Vec<Submit> =
+        (0..4).flat_map(|n| [of("a", n, Some(1)), of("b", n, Some(3)), of("c", n, None)]).collect();
+    let outcomes = h.requests().submit_batch(batch.into()).await.expect("submit_batch must succeed");
+    assert_eq!(outcome_letters(&outcomes), "AAALAALAALLA");
+    // Limits that change within a batch apply from one submission to the next.
+    let batch = vec![of("b", 8, Some(4)), of("b", 9, Some(4)), of("b", 10, None), of("b", 11, Some(9))];
+    let outcomes = h.requests().submit_batch(batch.into()).await.expect("submit_batch must succeed");
+    assert_eq!(outcome_letters(&outcomes), "ALAA");
+}
+
+pub async fn limits_of_tenants_are_stored_until_they_are_removed<H: HasRequests>() {
+    let h = H::open().await;
+    let store = h.requests();
+    let all = async || store.tenant_limits().await.expect("tenant_limits must succeed");
+    let put = async |limit: &TenantLimit| store.put_tenant_limit(limit).await.expect("put_tenant_limit");
+    let limit = |name: &str, most: Option<u32>| TenantLimit {
+        tenant: tenant(name),
+        limits: most.map(|most| limits(most, 1)),
+    };
+    assert_eq!(all().await, []);
+    for set in [limit("b", Some(5)), limit("a'", None), limit("b", Some(QuotaLimits::MAX))] {
+        assert!(put(&set).await);
+    }
+    assert_eq!(all().await, [limit("a'", None), limit("b", Some(QuotaLimits::MAX))]);
+    let remove = async |name| store.delete_tenant_limit(&tenant(name)).await.expect("delete_tenant_limit");
+    assert_eq!((remove("b").await, remove("b").await, remove("c").await), (true, false, false));
+    assert_eq!(all().await, [limit("a'", None)]);
 }

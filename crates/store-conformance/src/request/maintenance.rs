@@ -10,9 +10,9 @@ use weir_store::request::{PendingRequest, RequestAudit, Rollout, RolloutChange, 
 use super::fixtures::{
     DAY, DEFAULT_ROLLOUT, TENANT, accept_batch, accept_one, awaits_callback, call_back, callback_report,
     change_rollout, claim, claim_jobs, claim_one, create_dead_requests, dead_ids, get_request, next_id,
-    not_called, now, outage, outcome_letters, policy, rejection, report_batch, report_one, request_audit,
-    resubmission, rollout_change, single_attempt_policy, submission, submission_for, submissions,
-    submit_and_claim, submit_batch, success, tenant,
+    not_called, now, outage, outcome_letters, policy, rejection, replay_one, report_batch, report_one,
+    request_audit, resubmission, rollout_change, single_attempt_policy, submission, submission_for,
+    submissions, submit_and_claim, submit_batch, success, tenant,
 };
 use crate::HasRequests;
 use crate::fixtures::{TICK, run_concurrently};
@@ -111,7 +111,8 @@ pub async fn no_rollout_is_stored_until_somebody_changes_it<H: HasRequests>() {
         [(true, false, 0), (false, true, 100), (true, true, 42)]
     {
         let canary = Percent::new(percent).expect("a percentage");
-        let rollout = Rollout { processing_enabled, reconciler_enabled, canary };
+        let rollout =
+            Rollout { processing_enabled, accepting_enabled: percent > 50, reconciler_enabled, canary };
         assert_eq!(change_rollout(&h, rollout_change(rollout)).await, rollout);
         assert_eq!(read().await, Some(rollout));
     }
@@ -227,7 +228,7 @@ pub async fn a_replayed_letter_is_not_purged_however_old<H: HasRequests>() {
     let h = H::open().await;
     let id = create_dead_requests(&h, vec![submission(&h, "k")]).await.remove(0).id;
     h.clock().advance(90 * DAY + MILLI);
-    assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
+    assert!(replay_one(&*h.requests(), id).await);
     purge(&h, 90 * DAY, 100).await;
     assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     assert_eq!(purge(&h, 90 * DAY, 100).await, 1);
@@ -259,7 +260,7 @@ pub async fn the_books_are_right_after_every_step<H: HasRequests>() {
     assert_eq!(request_audit(&h).await, expected, "dead letters");
     h.requests().discard_request(jobs[5].id).await.expect("discard_request must succeed");
     assert_eq!(request_audit(&h).await, expected, "a discarded one stays in the books");
-    h.requests().replay_request(jobs[6].id).await.expect("replay_request must succeed");
+    replay_one(&*h.requests(), jobs[6].id).await;
     (expected.dead, expected.in_flight, expected.jobs) = (1, 4, 4);
     assert_eq!(request_audit(&h).await, expected, "a replay");
     for _ in 0..policy().max_attempts.get() {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::quota::Quota;
 use weir_core::request::idempotency::{IdempotencyRecord, Submission, TenantKey, decide};
 use weir_core::request::retry::{FailureCause, RetryPolicy};
 use weir_core::request::state::{
@@ -14,8 +14,9 @@ use weir_core::request::state::{
 };
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
-    PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure,
+    Job, JobReport, PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
+    TenantWindow,
 };
 
 /// All requests that were submitted and not purged.
@@ -27,6 +28,7 @@ pub struct Model {
     webhooks: Vec<RequestId>,
     accepted: u64,
     purged: u64,
+    erased: u64,
 }
 
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl Row {
         if status == RequestStatus::FailedRetryExhausted {
             self.died_at = Some(now);
         }
-        status.is_final() && self.request.callback_url.is_some()
+        status.has_outcome() && self.request.callback_url.is_some()
     }
 
     fn receipt(&self) -> SubmitReceipt {
@@ -62,6 +64,7 @@ impl Row {
             id: self.request.id,
             status: self.request.status,
             accepted_at: self.request.accepted_at,
+            window: None,
         }
     }
 }
@@ -72,7 +75,16 @@ fn failure(cause: FailureCause, detail: Option<String>) -> Option<Failure> {
 }
 
 impl Model {
-    pub fn submit(&mut self, submit: &Submit, limits: Option<QuotaLimits>, now: Timestamp) -> SubmitOutcome {
+    pub fn submit(&mut self, submit: &Submit, now: Timestamp) -> SubmitOutcome {
+        let outcome = self.decide(submit, now);
+        let left = submit.limits.map(|limits| {
+            let new = Quota::new(limits, now);
+            TenantWindow::at(&Quota { limits, ..*self.windows.get(&submit.tenant).unwrap_or(&new) }, now)
+        });
+        outcome.with_window(left)
+    }
+
+    fn decide(&mut self, submit: &Submit, now: Timestamp) -> SubmitOutcome {
         let name = TenantKey { tenant: submit.tenant.clone(), key: submit.key.clone() };
         let record = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
         match decide(record, &submit.fingerprint, now) {
@@ -80,7 +92,7 @@ impl Model {
             Submission::Conflict => return SubmitOutcome::Conflict,
             Submission::New => {}
         }
-        if let Some(limits) = limits {
+        if let Some(limits) = submit.limits {
             let new = Quota::new(limits, now);
             let window = self.windows.entry(submit.tenant.clone()).or_insert(new);
             window.limits = limits;
@@ -232,6 +244,19 @@ impl Model {
         }
     }
 
+    pub fn cancel(&mut self, id: RequestId, now: Timestamp) -> CancelOutcome {
+        let Some(row) = self.rows.get_mut(&id) else { return CancelOutcome::Unknown };
+        match row.progress.cancel() {
+            Err(_) => CancelOutcome::AlreadyFinal(row.request.status),
+            Ok(()) => {
+                let (code, message) = ("CANCELLED".to_owned(), "the request was cancelled".to_owned());
+                (row.request.result, row.request.failure) = (None, Some(Failure { code, message }));
+                assert!(!row.apply_progress(now), "a cancelled request has no webhook");
+                CancelOutcome::Cancelled
+            }
+        }
+    }
+
     /// Marks a pending request as enqueued at the broker.
     pub fn mark_enqueued(&mut self, id: RequestId, now: Timestamp) {
         if let Some(row) = self.rows.get_mut(&id)
@@ -288,6 +313,16 @@ impl Model {
         exhausted_at + (before.1 - self.keys.len()) as u64
     }
 
+    /// Erases all requests and keys of a tenant. Returns how many requests.
+    pub fn erase(&mut self, tenant: &TenantId) -> u64 {
+        let before = self.rows.len();
+        self.rows.retain(|_, row| row.request.tenant != *tenant);
+        self.keys.retain(|name, _| name.tenant != *tenant);
+        let erased = (before - self.rows.len()) as u64;
+        self.erased += erased;
+        erased
+    }
+
     pub fn find(&self, id: RequestId) -> Option<Request> {
         self.rows.get(&id).map(|row| row.request.clone())
     }
@@ -334,13 +369,18 @@ impl Model {
     }
 
     pub fn books(&self) -> RequestAudit {
-        let mut books =
-            RequestAudit { accepted: self.accepted, purged: self.purged, ..RequestAudit::default() };
+        let mut books = RequestAudit {
+            accepted: self.accepted,
+            purged: self.purged,
+            erased: self.erased,
+            ..RequestAudit::default()
+        };
         for row in self.rows.values() {
             match row.request.status {
                 RequestStatus::Completed => books.completed += 1,
                 RequestStatus::FailedPermanent => books.failed += 1,
                 RequestStatus::FailedRetryExhausted => books.dead += 1,
+                RequestStatus::Cancelled => books.cancelled += 1,
                 RequestStatus::Accepted | RequestStatus::PendingEnqueue | RequestStatus::InProgress => {
                     books.in_flight += 1
                 }

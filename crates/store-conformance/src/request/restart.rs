@@ -8,9 +8,9 @@ use weir_store::request::{Rollout, Submit};
 
 use super::fixtures::{
     TENANT, URL, accept_batch, awaits_callback, change_rollout, claim_jobs, claim_one, create_dead_requests,
-    dead_requests, expect_nothing_due, get_request, outage, outcome_letters, policy, rejection, report_batch,
-    report_one, request_audit, resubmission, rollout_change, submission, submission_for, submit_and_claim,
-    submit_batch, success, tenant, webhooks,
+    dead_requests, expect_nothing_due, get_request, outage, outcome_letters, policy, rejection, replay_one,
+    report_batch, report_one, request_audit, resubmission, rollout_change, submission, submission_for,
+    submit_and_claim, submit_batch, success, tenant, webhooks,
 };
 use crate::HasRequests;
 use crate::fixtures::{TICK, limits};
@@ -28,6 +28,7 @@ pub async fn everything_is_unchanged_after_a_restart<H: HasRequests>() {
     create_dead_requests(&h, vec![submission(&h, "g"), submission(&h, "h")]).await;
     let rollout = Rollout {
         processing_enabled: false,
+        accepting_enabled: false,
         reconciler_enabled: true,
         canary: Percent::new(7).expect("a percentage"),
     };
@@ -114,7 +115,7 @@ pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {
     let h = H::open().await;
     let late = create_dead_requests(&h, vec![submission(&h, "k")]).await.remove(0);
     let h = h.reopen().await;
-    assert!(h.requests().replay_request(late.id).await.expect("replay_request must succeed"));
+    assert!(replay_one(&*h.requests(), late.id).await);
     let h = h.reopen().await;
     let job = claim_one(&h).await;
     assert!(job.token > late.token);

@@ -28,7 +28,8 @@ pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: HasReq
     let h = H::open().await;
     h.clock().advance(Duration::from_micros(1_234_567));
     let sent = Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "k") };
-    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt =
+        SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h), window: None };
     assert_eq!(submit_one(&h, sent.clone()).await, SubmitOutcome::Accepted(receipt));
     let request = Request {
         id: sent.id,
@@ -141,7 +142,8 @@ pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: HasRequests>() {
     ];
     let outcomes = submit_batch(&h, batch, None).await;
     assert_eq!(outcome_letters(&outcomes), "ARCR");
-    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt =
+        SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h), window: None };
     assert_eq!(outcomes[3], SubmitOutcome::Replayed(receipt));
     assert_eq!(request_audit(&h).await.accepted, 1);
     assert_eq!(claim(&h, 10).await.len(), 1, "it has one job");
@@ -160,7 +162,8 @@ pub async fn a_mixed_batch_is_answered_in_its_order<H: HasRequests>() {
         late.clone(),
         resubmission(&h, &new),
     ];
-    let receipt = |id| SubmitReceipt { id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt =
+        |id| SubmitReceipt { id, status: RequestStatus::Accepted, accepted_at: now(&h), window: None };
     let expected = [
         SubmitOutcome::Replayed(receipts[2]),
         SubmitOutcome::Accepted(receipt(new.id)),
@@ -232,7 +235,12 @@ pub async fn payloads_are_bytes_of_any_value_and_length<H: HasRequests>() {
 pub async fn a_request_for_the_broker_is_pending_enqueue<H: HasRequests>() {
     let h = H::open().await;
     let sent = Submit { needs_broker: true, ..submission(&h, "k") };
-    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::PendingEnqueue, accepted_at: now(&h) };
+    let receipt = SubmitReceipt {
+        id: sent.id,
+        status: RequestStatus::PendingEnqueue,
+        accepted_at: now(&h),
+        window: None,
+    };
     let batch = vec![sent.clone(), resubmission(&h, &sent)];
     let outcomes = submit_batch(&h, batch, None).await;
     assert_eq!(outcomes, [SubmitOutcome::Accepted(receipt), SubmitOutcome::Replayed(receipt)]);

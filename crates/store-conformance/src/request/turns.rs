@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::turn::EXPRESS_JOBS;
-use weir_store::request::{ClaimOrder, ClaimedJobs, Job, Submit, TenantCapacity, TenantRule, TenantRules};
+use weir_store::request::{
+    CancelOutcome, ClaimOrder, ClaimedJobs, Job, Submit, TenantCapacity, TenantRule, TenantRules,
+};
 
 use super::fixtures::{
-    DOWNSTREAM, accept_batch, accept_one, claim_named, expect_nothing_due, not_called, outage, policy,
-    report_batch, report_one, room, submission_for, success,
+    DOWNSTREAM, accept_batch, accept_one, cancel, claim_named, create_dead_requests, erase,
+    expect_nothing_due, not_called, outage, policy, report_batch, report_one, request_audit, room,
+    submission_for, success, tenant,
 };
 use crate::HasRequests;
 
@@ -149,6 +152,38 @@ pub async fn a_job_that_was_put_off_has_its_turn_when_it_is_due<H: HasRequests>(
     h.clock().advance(policy().lease);
     let counts = BTreeMap::from([("big", 2), ("quiet", 1)]);
     assert_eq!(by_tenant(&claim_in(&h, &mut order, 3).await.jobs), counts, "its worker has vanished");
+}
+
+pub async fn what_is_cancelled_or_erased_has_no_turn_and_a_replay_has_one<H: HasRequests>() {
+    let h = H::open().await;
+    let ids: Vec<RequestId> =
+        accept_batch(&h, submissions_of(&h, "a", 20)).await.iter().map(|receipt| receipt.id).collect();
+    let gone = accept_batch(&h, submissions_of(&h, "b", 6)).await[0].id;
+    // One is parked, one is leased, two wait as express jobs.
+    for id in [ids[0], ids[1], gone] {
+        let job = claim_named(&h, &[id]).await.jobs.remove(0);
+        if id != ids[1] {
+            report_one(&h, outage(&job)).await.expect("the report is accepted");
+        }
+    }
+    for id in &ids[..4] {
+        assert_eq!(cancel(&h, *id).await, CancelOutcome::Cancelled);
+    }
+    assert_eq!(erase(&h, &tenant("b")).await.len(), 6);
+    let dead = create_dead_requests(&h, submissions_of(&h, "c", 3)).await;
+    let dead: Vec<RequestId> = dead.iter().map(|job| job.id).collect();
+    h.requests().replay_requests(&dead).await.expect("replay_requests must succeed");
+    let mut order = ClaimOrder::default();
+    let turns = claim_in(&h, &mut order, 4).await.jobs;
+    assert_eq!(by_tenant(&turns), BTreeMap::from([("a", 2), ("c", 2)]));
+    let express = claim_express(&h, 100).await;
+    assert_eq!(by_tenant(&express), BTreeMap::from([("a", EXPRESS_JOBS - 4 - 2)]), "a replay is none");
+    let rest = claim_in(&h, &mut order, 100).await.jobs;
+    assert_eq!(by_tenant(&rest), BTreeMap::from([("a", 20 - EXPRESS_JOBS), ("c", 1)]), "none is left behind");
+    h.clock().advance(Duration::from_secs(5));
+    assert!(claim_in(&h, &mut order, 100).await.jobs.is_empty(), "what was parked is gone, too");
+    let books = request_audit(&h).await;
+    assert_eq!((books.in_flight, books.cancelled, books.erased), (19, 4, 6), "{books:?}");
 }
 
 pub async fn jobs_of_tenants_with_few_are_express<H: HasRequests>() {

@@ -3,7 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::fixtures::{accept_one, claim, claim_one, create_dead_requests, submission};
+use super::fixtures::{
+    accept_one, claim, claim_one, create_dead_requests, replay_one, replay_some, submission,
+};
 use crate::HasRequests;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -44,9 +46,9 @@ pub async fn wait_returns_when_a_letter_is_replayed<H: HasRequests>() {
     let store = h.requests();
     let jobs = create_dead_requests(&h, vec![submission(&h, "a"), submission(&h, "b")]).await;
     expect_prompt_return(store.wait_for_jobs(LONG), "they were accepted").await;
-    store.replay_request(jobs[0].id).await.expect("replay_request must succeed");
+    replay_one(&*store, jobs[0].id).await;
     expect_prompt_return(store.wait_for_jobs(LONG), "one was replayed").await;
-    store.replay_requests(10).await.expect("replay_requests must succeed");
+    replay_some(&*store, 10).await;
     expect_prompt_return(store.wait_for_jobs(LONG), "the rest were replayed").await;
     assert_eq!(claim(&h, 10).await.len(), 2);
 }

@@ -6,7 +6,7 @@
 mod columns;
 mod first_use;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join3, try_join4};
@@ -36,14 +36,15 @@ use crate::{ENGINE, Postgres, time};
 /// The entries of idempotency keys, also of those from before keys were hashed. The status is NULL if the request was purged.
 const FIND_KEYS: &str = "
     SELECT entry.tenant_id, requested.key, entry.payload_hash, entry.request_id, entry.expires_at,
-           record.status, record.created_at, entry.idempotency_key = requested.key
+           CASE WHEN record.is_cancelled THEN 'CANCELLED' ELSE record.status END, record.created_at,
+           entry.idempotency_key = requested.key
     FROM unnest($1::text[], $2::text[], $3::text[]) AS requested (tenant_id, key, plain)
     CROSS JOIN LATERAL (
         SELECT * FROM idempotency_record
         WHERE tenant_id = requested.tenant_id AND idempotency_key = ANY(ARRAY[requested.key, requested.plain])
         OFFSET 0) AS entry
     LEFT JOIN LATERAL (
-        SELECT status, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
+        SELECT status, is_cancelled, created_at FROM request_record WHERE request_id = entry.request_id OFFSET 0) AS record ON true";
 const CREATE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
     SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS requested (tenant_id) ORDER BY tenant_id
@@ -98,16 +99,12 @@ struct Loaded<'a> {
     keys: IdempotencyEntries<'a>,
     /// Purged requests whose keys are still there.
     purged: Vec<Uuid>,
-    /// The tenants' windows, if there is a limit.
-    windows: Option<HashMap<&'a str, Quota>>,
+    /// The windows of tenants with limits.
+    windows: HashMap<&'a str, Quota>,
     now: Timestamp,
 }
 
-pub(super) async fn submit(
-    engine: &Postgres,
-    batch: Batch<Submit>,
-    limits: Option<QuotaLimits>,
-) -> Result<Vec<SubmitOutcome>> {
+pub(super) async fn submit(engine: &Postgres, batch: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.session().await?;
     let batch = batch.take();
     if batch.is_empty() {
@@ -115,9 +112,10 @@ pub(super) async fn submit(
         return Ok(Vec::new());
     }
     let batch: Vec<&Submit> = batch.iter().collect();
-    let outcomes = match limits {
-        Some(_) => submit_any(engine, &session, &batch, limits).await,
-        None => submit_new(engine, &session, &batch).await,
+    let outcomes = if batch.iter().any(|submit| submit.limits.is_some()) {
+        submit_any(engine, &session, &batch).await
+    } else {
+        submit_new(engine, &session, &batch).await
     };
     let outcomes = outcomes.map_err(explain_plain_keys)?;
     session.keep();
@@ -139,7 +137,7 @@ async fn submit_new(engine: &Postgres, session: &Session, batch: &[&Submit]) -> 
     let rest: Vec<&Submit> = rest.map(|(_, submit)| *submit).collect();
     let mut decided = Vec::new().into_iter();
     if !rest.is_empty() {
-        decided = submit_any(engine, session, &rest, None).await?.into_iter();
+        decided = submit_any(engine, session, &rest).await?.into_iter();
     }
     outcomes
         .into_iter()
@@ -150,14 +148,9 @@ async fn submit_new(engine: &Postgres, session: &Session, batch: &[&Submit]) -> 
 }
 
 /// Submits a batch of new or used keys.
-async fn submit_any(
-    engine: &Postgres,
-    session: &Session,
-    batch: &[&Submit],
-    limits: Option<QuotaLimits>,
-) -> Result<Vec<SubmitOutcome>> {
-    let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch, limits).await?;
-    let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
+async fn submit_any(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
+    let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch).await?;
+    let plan = plan_submit(batch.iter().copied(), &mut keys, &mut windows, now);
     let saved = save(engine, session, &plan, &purged, now).await?;
     let mut outcomes = plan.outcomes;
     if saved.len() < plan.accepted.len() {
@@ -168,20 +161,12 @@ async fn submit_any(
 
 /// The first round trip. Windows are locked before keys are read, so that with a limit servers take a tenant's keys one after the
 /// other.
-async fn load<'a>(
-    engine: &Postgres,
-    session: &Session,
-    batch: &[&'a Submit],
-    limits: Option<QuotaLimits>,
-) -> Result<Loaded<'a>> {
+async fn load<'a>(engine: &Postgres, session: &Session, batch: &[&'a Submit]) -> Result<Loaded<'a>> {
     let [create_tenants, lock_tenants, clock, find_keys] =
         session.prepare([CREATE_TENANTS, LOCK_TENANTS, CLOCK, FIND_KEYS]).await?;
-    let mut tenants: Vec<&str> = match limits {
-        Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
-        None => Vec::new(),
-    };
-    tenants.sort_unstable();
-    tenants.dedup();
+    let limits: BTreeMap<&str, QuotaLimits> =
+        batch.iter().filter_map(|submit| Some((submit.tenant.as_str(), submit.limits?))).collect();
+    let tenants: Vec<&str> = limits.keys().copied().collect();
     let lock = async {
         if tenants.is_empty() {
             return Ok(Vec::new());
@@ -199,10 +184,7 @@ async fn load<'a>(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let windows = match limits {
-        None => None,
-        Some(limits) => Some(read_windows(&tenants, &locked, limits, now)?),
-    };
+    let windows = read_windows(&limits, &locked, now)?;
     let (keys, purged) = read_keys(batch, &entries)?;
     Ok(Loaded { keys, purged, windows, now })
 }
@@ -253,20 +235,21 @@ fn read_key(row: &Row, status: &str) -> Result<IdempotencyEntry> {
         request_id: id,
         expires: timestamp(row, 4)?,
     };
-    let receipt = SubmitReceipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
+    let (status, accepted_at) = (read_status(status)?, timestamp(row, 6)?);
+    let receipt = SubmitReceipt { id, status, accepted_at, window: None };
     Ok(IdempotencyEntry { record, receipt })
 }
 
-/// Returns the windows of these tenants, which must be sorted.
+/// Returns the windows of tenants with these limits.
 fn read_windows<'a>(
-    tenants: &[&'a str],
+    limits: &BTreeMap<&'a str, QuotaLimits>,
     rows: &[Row],
-    limits: QuotaLimits,
     now: Timestamp,
 ) -> Result<HashMap<&'a str, Quota>> {
     let mut windows = HashMap::with_capacity(rows.len());
     for row in rows {
-        let Ok(index) = tenants.binary_search(&column(row, 0)?) else { continue };
+        let Some((tenant, limits)) = limits.get_key_value(column::<&str>(row, 0)?) else { continue };
+        let limits = *limits;
         let refreshed: Option<SystemTime> = column(row, 2)?;
         let window = match refreshed.map(time::from_system) {
             None => Quota::new(limits, now),
@@ -274,7 +257,7 @@ fn read_windows<'a>(
                 Quota { current_count: unsigned(column(row, 1)?), ..Quota::new(limits, last_refresh) }
             }
         };
-        windows.insert(tenants[index], window);
+        windows.insert(*tenant, window);
     }
     Ok(windows)
 }

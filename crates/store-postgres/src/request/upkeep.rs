@@ -49,8 +49,7 @@ const DEAD: &str = "
     ORDER BY dead.request_id";
 const LETTERS: &str = "
     DELETE FROM request_dead WHERE request_id = ANY(ARRAY(
-        SELECT request_id FROM request_dead WHERE $1::uuid IS NULL OR request_id = $1
-        ORDER BY request_id LIMIT $2 FOR UPDATE))
+        SELECT request_id FROM request_dead WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE))
     RETURNING request_id, downstream, token";
 const RESTART: &str = "
     WITH replayed AS (
@@ -84,22 +83,26 @@ const FORGET_KEYS: &str = "
     DELETE FROM idempotency_record WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM idempotency_record
         WHERE expires_at <= coalesce($1, clock_timestamp()) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))";
-const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
+const ROLLOUT: &str = "
+    SELECT processing_enabled, reconciler_enabled, canary_percent, accepting_enabled FROM request_rollout";
 const CHANGE_ROLLOUT: &str = "
-    INSERT INTO request_rollout AS present (id, processing_enabled, reconciler_enabled, canary_percent)
-    VALUES (1, coalesce($1::boolean, $4), coalesce($2::boolean, $5), coalesce($3::smallint, $6))
+    INSERT INTO request_rollout AS present (id, processing_enabled, reconciler_enabled, canary_percent, accepting_enabled)
+    VALUES (1, coalesce($1::boolean, $4), coalesce($2::boolean, $5), coalesce($3::smallint, $6), $7::boolean)
     ON CONFLICT (id) DO UPDATE
     SET processing_enabled = coalesce($1, present.processing_enabled),
         reconciler_enabled = coalesce($2, present.reconciler_enabled),
-        canary_percent = coalesce($3, present.canary_percent)
-    RETURNING processing_enabled, reconciler_enabled, canary_percent";
+        canary_percent = coalesce($3, present.canary_percent),
+        accepting_enabled = coalesce($7, present.accepting_enabled)
+    RETURNING processing_enabled, reconciler_enabled, canary_percent, accepting_enabled";
 const BOOKS: &str = "
     SELECT (SELECT coalesce(sum(accepted), 0)::bigint FROM request_ledger),
-           (SELECT coalesce(sum(purged), 0)::bigint FROM request_ledger),
-           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+           (SELECT coalesce(sum(purged - erased), 0)::bigint FROM request_ledger),
+           count(*) FILTER (WHERE status = 'COMPLETED'),
+           count(*) FILTER (WHERE status = 'FAILED_PERMANENT' AND is_cancelled IS NOT TRUE),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
-           (SELECT count(*) FROM request_job)
+           (SELECT count(*) FROM request_job), count(*) FILTER (WHERE is_cancelled),
+           (SELECT coalesce(sum(erased), 0)::bigint FROM request_ledger)
     FROM request_record";
 
 pub(super) async fn pending(
@@ -136,14 +139,13 @@ pub(super) async fn list(
     rows.iter().map(read).collect()
 }
 
-/// Replays one dead letter, or up to `limit` of them.
-pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usize) -> Result<Vec<RequestId>> {
+pub(super) async fn replay(engine: &Postgres, ids: &[RequestId]) -> Result<Vec<RequestId>> {
     let session = engine.inner.pool.session().await?;
     let [letters, clock] = session.prepare([LETTERS, CLOCK]).await?;
     let (_, letters, clock) = session
         .bounded(try_join3(
             session.batch_execute("BEGIN"),
-            letters.query(&[&id.map(|id| *id.as_uuid()), &row::bigint(limit)]),
+            letters.query(&[&uuids(ids)]),
             clock.query_one(&[]),
         ))
         .await?;
@@ -162,6 +164,7 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
     session.run("COMMIT").await?;
     session.keep();
     engine.inner.topic_notify.notify(JOBS);
+    ids.sort_unstable();
     Ok(ids.into_iter().map(RequestId::from_uuid).collect())
 }
 
@@ -233,6 +236,7 @@ pub(super) async fn change_rollout(
         &default.processing_enabled,
         &default.reconciler_enabled,
         &default_canary,
+        &change.accepting_enabled,
     ];
     read_rollout(&engine.inner.pool.query_one(CHANGE_ROLLOUT, values).await?)
 }
@@ -243,6 +247,7 @@ fn read_rollout(row: &tokio_postgres::Row) -> Result<Rollout> {
         processing_enabled: column(row, 0)?,
         reconciler_enabled: column(row, 1)?,
         canary: Percent::new(percent).map_err(unreadable)?,
+        accepting_enabled: column::<Option<bool>>(row, 3)?.unwrap_or(true),
     })
 }
 
@@ -257,5 +262,7 @@ pub(super) async fn books(engine: &Postgres) -> Result<RequestAudit> {
         dead: count(4)?,
         in_flight: count(5)?,
         jobs: count(6)?,
+        cancelled: count(7)?,
+        erased: count(8)?,
     })
 }

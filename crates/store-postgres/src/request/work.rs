@@ -13,9 +13,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, JobChange, JobCounts, JobReport, JobRow,
-    RequestRow, Sealed, TenantCapacity, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
-    stored_progress,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimRow, ClaimedJobs, JobChange, JobCounts, JobReport,
+    JobRow, RequestRow, Sealed, TenantCapacity, WEBHOOKS_TOPIC, plan_callback, plan_cancel, plan_claim,
+    plan_report, stored_progress,
 };
 use weir_store::{Error, Result, shard};
 
@@ -38,12 +38,15 @@ const LOCK: &str = "
            record.callback_url IS NOT NULL
     FROM (SELECT * FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE) AS job
     CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
-const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
+const STATUS: &str = "
+    SELECT request_id, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END
+    FROM request_record WHERE request_id = ANY($1)";
 /// Without a new result or failure, those of the last attempt stay. `ANY(ARRAY[…])` is an equality that Postgres cannot reverse: see
 /// `query_plan_tests.rs`.
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
-    SET status = new.status, attempts = new.attempts, updated_at = $9,
+    SET status = CASE new.status WHEN 'CANCELLED' THEN 'FAILED_PERMANENT' ELSE new.status END,
+        is_cancelled = nullif(new.status = 'CANCELLED', false), attempts = new.attempts, updated_at = $9,
         failure_code = CASE WHEN new.has_ended THEN new.code ELSE record.failure_code END,
         failure_message = CASE WHEN new.has_ended THEN new.message ELSE record.failure_message END,
         result = CASE WHEN new.has_ended THEN new.result ELSE record.result END,
@@ -203,6 +206,16 @@ pub(super) async fn call_back(
     let (outcome, changed) = plan_callback(report, rows.remove(&id));
     save(&session, changed.as_slice(), now).await?;
     session.keep();
+    Ok(outcome)
+}
+
+pub(super) async fn cancel(engine: &Postgres, id: RequestId) -> Result<CancelOutcome> {
+    let session = engine.inner.pool.session().await?;
+    let (mut rows, now) = lock(engine, &session, &[id]).await?;
+    let (outcome, changed) = plan_cancel(rows.remove(&id));
+    save(&session, changed.as_slice(), now).await?;
+    session.keep();
+    vacuum_when_due(engine, usize::from(changed.is_some()));
     Ok(outcome)
 }
 

@@ -8,9 +8,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestProgress, RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    AttemptOutcome, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, DownstreamCapacity, JobChange,
-    JobCounts, JobReport, JobRow, ReportPlan, RequestRow, Sealed, TenantCapacity, WEBHOOKS_TOPIC,
-    plan_callback, plan_claim, plan_report, stored_progress,
+    AttemptOutcome, CallbackOutcome, CallbackReport, CancelOutcome, ClaimRow, ClaimedJobs,
+    DownstreamCapacity, JobChange, JobCounts, JobReport, JobRow, ReportPlan, RequestRow, Sealed,
+    TenantCapacity, WEBHOOKS_TOPIC, plan_callback, plan_cancel, plan_claim, plan_report, stored_progress,
 };
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ const COUNT_LATER: &str = "
     SELECT count(*), count(*) FILTER (WHERE is_leased)
     FROM (SELECT is_leased FROM request_record
           WHERE downstream = ?1 AND claimable_at > ?2 ORDER BY claimable_at LIMIT ?3)";
-/// Keeps the result or failure of the last attempt.
+/// Keeps the result or failure of the last attempt. A cancelled request has an outcome, so [`SAVE_OUTCOME`] saves it.
 const SAVE: &str = "
     UPDATE request_record
     SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7, is_parked = ?8,
@@ -55,12 +55,14 @@ const SAVE: &str = "
     WHERE id = ?1";
 const SAVE_OUTCOME: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7, is_parked = ?8,
-        is_express = 0, failure_code = ?9, failure_message = ?10, result = ?11, result_key_id = ?12
+    SET status = CASE ?2 WHEN 'CANCELLED' THEN 'FAILED_PERMANENT' ELSE ?2 END,
+        is_cancelled = nullif(?2 = 'CANCELLED', 0), attempts = ?3, updated_at = ?4, claimable_at = ?5,
+        is_leased = ?6, token = ?7, is_parked = ?8, is_express = 0, failure_code = ?9, failure_message = ?10,
+        result = ?11, result_key_id = ?12
     WHERE id = ?1";
 const INSERT_DEAD: &str = "
     INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
-const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
+const STATUS: &str = "SELECT CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END FROM request_record WHERE request_id = ?1";
 
 /// The statements that are composed at run time.
 #[cfg(test)]
@@ -192,6 +194,19 @@ pub(super) fn call_back(
 ) -> rusqlite::Result<CallbackOutcome> {
     let (number, row) = find(connection, id)?;
     let (outcome, changed) = plan_callback(report, row);
+    if let Some(change) = changed {
+        save(connection, number, &change, now)?;
+    }
+    Ok(outcome)
+}
+
+pub(super) fn cancel(
+    connection: &Connection,
+    id: RequestId,
+    now: Timestamp,
+) -> rusqlite::Result<CancelOutcome> {
+    let (number, row) = find(connection, id)?;
+    let (outcome, changed) = plan_cancel(row);
     if let Some(change) = changed {
         save(connection, number, &change, now)?;
     }

@@ -12,7 +12,7 @@ use super::{limited, read_id, read_request};
 use crate::error::fault;
 use crate::writer::WriterTurn;
 
-/// Requests purged or replayed between two checks of the turn. Their payloads may be large.
+/// Requests purged between two checks of the turn. Their payloads may be large.
 const REQUEST_CHUNK: usize = 16;
 /// Idempotency keys deleted between two checks of the turn.
 const KEY_CHUNK: usize = 128;
@@ -31,7 +31,6 @@ const DEAD: &str = "
     FROM request_dead JOIN request_record USING (request_id)
     WHERE request_id > ?1 ORDER BY request_id LIMIT ?2";
 const TAKE_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";
-const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id LIMIT ?1";
 const RESTART: &str = "
     UPDATE request_record
     SET status = ?2, attempts = ?3, failure_code = NULL, failure_message = NULL, updated_at = ?4,
@@ -49,23 +48,25 @@ const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1 WHERE
 const DELETE_KEYS: &str = "
     DELETE FROM idempotency_record WHERE id IN (
         SELECT id FROM (SELECT id, expires_at FROM idempotency_record ORDER BY id LIMIT ?2) WHERE expires_at <= ?1)";
-const ROLLOUT: &str =
-    "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout WHERE id = 1";
+const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent, accepting_enabled FROM request_rollout WHERE id = 1";
 const BEGIN_ROLLOUT: &str = "
     INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, ?1, ?2, ?3)
     ON CONFLICT (id) DO NOTHING";
 const CHANGE_ROLLOUT: &str = "
     UPDATE request_rollout
     SET processing_enabled = coalesce(?1, processing_enabled),
-        reconciler_enabled = coalesce(?2, reconciler_enabled), canary_percent = coalesce(?3, canary_percent)
+        reconciler_enabled = coalesce(?2, reconciler_enabled), canary_percent = coalesce(?3, canary_percent),
+        accepting_enabled = coalesce(?4, accepting_enabled)
     WHERE id = 1
-    RETURNING processing_enabled, reconciler_enabled, canary_percent";
+    RETURNING processing_enabled, reconciler_enabled, canary_percent, accepting_enabled";
 const AUDIT: &str = "
-    SELECT (SELECT accepted FROM request_ledger WHERE id = 1), (SELECT purged FROM request_ledger WHERE id = 1),
-           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+    SELECT (SELECT accepted FROM request_ledger WHERE id = 1), (SELECT purged - erased FROM request_ledger WHERE id = 1),
+           count(*) FILTER (WHERE status = 'COMPLETED'),
+           count(*) FILTER (WHERE status = 'FAILED_PERMANENT' AND is_cancelled IS NOT TRUE),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
-           count(claimable_at)
+           count(claimable_at), count(*) FILTER (WHERE is_cancelled),
+           (SELECT erased FROM request_ledger WHERE id = 1)
     FROM request_record";
 
 pub(super) fn pending(
@@ -124,43 +125,6 @@ pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> 
         token,
     ])?;
     Ok(true)
-}
-
-/// A replay of dead letters, up to a limit.
-pub(super) struct ReplayJob {
-    remaining: usize,
-    now: Timestamp,
-    replayed: Vec<RequestId>,
-}
-
-impl ReplayJob {
-    pub(super) fn new(limit: usize, now: Timestamp) -> Self {
-        Self { remaining: limit, now, replayed: Vec::new() }
-    }
-
-    /// Replays for one turn. Breaks with the ids of all replayed requests at the end.
-    pub(super) fn run_turn(
-        &mut self,
-        connection: &Connection,
-        turn: &WriterTurn,
-    ) -> rusqlite::Result<ControlFlow<Vec<RequestId>>> {
-        while self.remaining > 0 && turn.has_time() {
-            let chunk = self.remaining.min(REQUEST_CHUNK);
-            let ids: Vec<RequestId> = connection
-                .prepare_cached(DEAD_IDS)?
-                .query_map([limited(chunk)], |row| read_id(row, 0))?
-                .collect::<rusqlite::Result<_>>()?;
-            for id in &ids {
-                replay(connection, *id, self.now)?;
-            }
-            self.remaining = if ids.len() < chunk { 0 } else { self.remaining - ids.len() };
-            self.replayed.extend(ids);
-        }
-        Ok(match self.remaining {
-            0 => ControlFlow::Break(std::mem::take(&mut self.replayed)),
-            _ => ControlFlow::Continue(()),
-        })
-    }
 }
 
 pub(super) fn discard(connection: &Connection, id: RequestId) -> rusqlite::Result<bool> {
@@ -241,6 +205,8 @@ pub(super) fn audit(connection: &Connection) -> rusqlite::Result<RequestAudit> {
             dead: row.get(4)?,
             in_flight: row.get(5)?,
             jobs: row.get(6)?,
+            cancelled: row.get(7)?,
+            erased: row.get(8)?,
         })
     })
 }
@@ -254,11 +220,11 @@ pub(super) fn change_rollout(
     change: RolloutChange,
     default: Rollout,
 ) -> rusqlite::Result<Rollout> {
-    let Rollout { processing_enabled, reconciler_enabled, canary } = default;
+    let Rollout { processing_enabled, reconciler_enabled, canary, .. } = default;
     let begin = params![processing_enabled, reconciler_enabled, canary.get()];
     connection.prepare_cached(BEGIN_ROLLOUT)?.execute(begin)?;
-    let RolloutChange { processing_enabled, reconciler_enabled, canary } = change;
-    let change = params![processing_enabled, reconciler_enabled, canary.map(Percent::get)];
+    let RolloutChange { processing_enabled, reconciler_enabled, canary, accepting_enabled } = change;
+    let change = params![processing_enabled, reconciler_enabled, canary.map(Percent::get), accepting_enabled];
     connection.prepare_cached(CHANGE_ROLLOUT)?.query_row(change, read_rollout)
 }
 
@@ -267,5 +233,6 @@ fn read_rollout(row: &rusqlite::Row<'_>) -> rusqlite::Result<Rollout> {
         processing_enabled: row.get(0)?,
         reconciler_enabled: row.get(1)?,
         canary: Percent::new(row.get(2)?).map_err(fault)?,
+        accepting_enabled: row.get::<_, Option<bool>>(3)?.unwrap_or(true),
     })
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::quota::Quota;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Batch;
 use weir_store::request::{
@@ -22,7 +22,9 @@ use crate::writer::{BatchInTurns, WriterTurn};
 /// Submissions decided and saved between two checks of the turn.
 const CHUNK_MAX: usize = 64;
 
-const FIND_RECEIPT: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
+const FIND_RECEIPT: &str = "
+    SELECT CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, created_at
+    FROM request_record WHERE request_id = ?1";
 pub(crate) static INSERT: LazyLock<MultiInsert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
@@ -37,16 +39,14 @@ const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1 WHERE id
 /// A batch of submissions.
 pub(super) struct SubmitJob {
     batch: BatchInTurns<Submit, SubmitOutcome>,
-    limits: Option<QuotaLimits>,
     counts: ExpressCounts,
     /// Whether express jobs were accepted.
     is_express: bool,
 }
 
 impl SubmitJob {
-    pub(super) fn new(batch: Batch<Submit>, limits: Option<QuotaLimits>) -> Self {
-        let (counts, is_express) = (ExpressCounts::default(), false);
-        Self { batch: BatchInTurns::new(batch), limits, counts, is_express }
+    pub(super) fn new(batch: Batch<Submit>) -> Self {
+        Self { batch: BatchInTurns::new(batch), counts: ExpressCounts::default(), is_express: false }
     }
 
     /// Submits for one turn. Breaks with all outcomes at the end, and whether there are express jobs.
@@ -70,7 +70,7 @@ impl SubmitJob {
         now: Timestamp,
         turn: &WriterTurn,
     ) -> rusqlite::Result<()> {
-        let Self { batch, limits, counts, is_express } = self;
+        let Self { batch, counts, is_express } = self;
         let mut accepted = 0_usize;
         let mut keys = keys.batch(connection, batch.remaining())?;
         let mut insert = INSERT.prepare(connection)?;
@@ -80,9 +80,8 @@ impl SubmitJob {
                 break;
             }
             let mut known = known_keys(connection, &mut keys, &chunk)?;
-            let mut windows =
-                limits.map(|limits| load_windows(connection, &chunk, limits, now)).transpose()?;
-            let plan = plan_submit(&chunk, &mut known, windows.as_mut(), now);
+            let mut windows = load_windows(connection, &chunk, now)?;
+            let plan = plan_submit(&chunk, &mut known, &mut windows, now);
             let mut express = Vec::with_capacity(plan.accepted.len());
             for NewRequest { submit, record, .. } in &plan.accepted {
                 keys.put(&submit.tenant, &submit.key, *record)?;
@@ -130,27 +129,27 @@ fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Opti
             id,
             status: read_status(row, 0)?,
             accepted_at: Timestamp::from_micros(row.get(1)?),
+            window: None,
         })
     };
     connection.prepare_cached(FIND_RECEIPT)?.query_row([id.to_string()], read).optional()
 }
 
-/// Loads the rate limit windows of the submissions' tenants.
+/// Loads the windows of the tenants that have limits.
 fn load_windows<'a>(
     connection: &Connection,
     chunk: &'a [Submit],
-    limits: QuotaLimits,
     now: Timestamp,
 ) -> rusqlite::Result<HashMap<&'a str, Quota>> {
-    let read = |row: &rusqlite::Row<'_>| {
-        let last_refresh = Timestamp::from_micros(row.get(1)?);
-        Ok(Quota { current_count: row.get(0)?, ..Quota::new(limits, last_refresh) })
-    };
-    let mut statement = connection.prepare_cached(WINDOW)?;
     let mut windows = HashMap::new();
     for submit in chunk {
-        let tenant = submit.tenant.as_str();
+        let (tenant, Some(limits)) = (submit.tenant.as_str(), submit.limits) else { continue };
         if !windows.contains_key(tenant) {
+            let read = |row: &rusqlite::Row<'_>| {
+                let last_refresh = Timestamp::from_micros(row.get(1)?);
+                Ok(Quota { current_count: row.get(0)?, ..Quota::new(limits, last_refresh) })
+            };
+            let mut statement = connection.prepare_cached(WINDOW)?;
             let window = statement.query_row([tenant], read).optional()?;
             windows.insert(tenant, window.unwrap_or_else(|| Quota::new(limits, now)));
         }

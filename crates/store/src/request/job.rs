@@ -82,7 +82,7 @@ impl JobChange {
     /// Whether to enqueue a webhook in the same commit.
     #[must_use]
     pub fn needs_webhook(&self) -> bool {
-        self.row.has_callback && self.status().is_final()
+        self.row.has_callback && self.status().has_outcome()
     }
 }
 

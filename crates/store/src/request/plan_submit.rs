@@ -7,7 +7,7 @@ use weir_core::request::idempotency::{IdempotencyRecord, Submission, decide};
 use weir_core::request::state::RequestProgress;
 use weir_core::{Timestamp, Verdict};
 
-use super::{Submit, SubmitOutcome, SubmitReceipt};
+use super::{Submit, SubmitOutcome, SubmitReceipt, TenantWindow};
 
 /// The entry of an idempotency key: what was submitted under it, and the present status of that request. A key whose
 /// request was purged has no entry.
@@ -56,7 +56,8 @@ impl<'a> NewRequest<'a> {
 
     #[must_use]
     pub fn receipt(&self) -> SubmitReceipt {
-        SubmitReceipt { id: self.submit.id, status: self.progress.status, accepted_at: self.progress.due }
+        let Self { submit, progress, .. } = self;
+        SubmitReceipt { id: submit.id, status: progress.status, accepted_at: progress.due, window: None }
     }
 }
 
@@ -69,30 +70,37 @@ pub struct SubmitPlan<'a> {
     pub windows: Vec<(&'a str, Quota)>,
 }
 
-/// Decides submissions in order. `keys` has the entries of their idempotency keys, `windows` their tenants' windows, or
-/// `None` if tenants have no limit. Both are updated, so that a batch can be planned in parts.
+/// Decides submissions in order. `keys` has the entries of their idempotency keys, `windows` the windows of tenants with
+/// limits, if there are any. Both are updated, so that a batch can be planned in parts.
 #[must_use]
 pub fn plan_submit<'a>(
     batch: impl IntoIterator<Item = &'a Submit>,
     keys: &mut IdempotencyEntries<'a>,
-    mut windows: Option<&mut HashMap<&'a str, Quota>>,
+    windows: &mut HashMap<&'a str, Quota>,
     now: Timestamp,
 ) -> SubmitPlan<'a> {
     let mut plan = SubmitPlan::default();
     let mut changed = HashSet::new();
     // Windows that began before the clock was set back are corrected and saved, whatever is decided.
-    for (tenant, window) in windows.iter_mut().flat_map(|windows| windows.iter_mut()) {
+    for (tenant, window) in windows.iter_mut() {
         if window.clamp_window_start(now) {
             changed.insert(*tenant);
         }
     }
     for submit in batch {
         let (tenant, name) = (submit.tenant.as_str(), (submit.tenant.as_str(), submit.key.as_str()));
+        // The limits may differ from those of the submission before: an operator has changed them.
+        let mut window = submit.limits.and_then(|limits| {
+            let window = windows.get_mut(tenant)?;
+            window.limits = limits;
+            Some(window)
+        });
         if let Some(answer) = keys.get(&name).and_then(|known| known.answer(submit, now)) {
-            plan.outcomes.push(answer);
+            let left = window.map(|window| TenantWindow::at(window, now));
+            plan.outcomes.push(answer.with_window(left));
             continue;
         }
-        if let Some(window) = windows.as_mut().and_then(|windows| windows.get_mut(tenant)) {
+        if let Some(window) = &mut window {
             if let Verdict::Denied(denial) = window.send(now) {
                 let limits = window.limits;
                 plan.outcomes.push(SubmitOutcome::Limited { limits, retry_after: denial.retry_after });
@@ -100,13 +108,13 @@ pub fn plan_submit<'a>(
             }
             changed.insert(tenant);
         }
+        let left = window.map(|window| TenantWindow::at(window, now));
         let new = NewRequest::accept(submit, now);
         keys.insert(name, IdempotencyEntry { record: new.record, receipt: new.receipt() });
-        plan.outcomes.push(SubmitOutcome::Accepted(new.receipt()));
+        plan.outcomes.push(SubmitOutcome::Accepted(new.receipt()).with_window(left));
         plan.accepted.push(new);
     }
-    let windows = windows.map(|windows| &*windows).into_iter().flatten();
     let is_changed = |(tenant, _): &(&&'a str, &Quota)| changed.contains(*tenant);
-    plan.windows = windows.filter(is_changed).map(|(tenant, window)| (*tenant, *window)).collect();
+    plan.windows = windows.iter().filter(is_changed).map(|(tenant, window)| (*tenant, *window)).collect();
     plan
 }

@@ -75,7 +75,7 @@ async fn letters_are_listed_replayed_and_discarded(store: Store) {
         (&json!(true), &json!(4), &json!(1))
     );
     let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
-    assert_eq!(all.json(), json!({"replayed": 4}));
+    assert_eq!(all.json(), json!({"matched": 4, "replayed": 4}));
     assert_eq!(wait_until_delivered(&operator).await["ok"], true);
 }
 

@@ -3,6 +3,7 @@
 
 mod auth;
 mod callback;
+mod cancel;
 mod crash;
 mod dead;
 mod fixtures;
@@ -10,6 +11,7 @@ mod https;
 mod keys;
 mod rotation;
 mod stored_form;
+mod tenants;
 mod watch;
 mod work;
 
@@ -184,7 +186,15 @@ async fn a_tenant_over_its_limit_is_429_with_retry_after(store: Store) {
     let api = Api::start_with(store, &[("WEIR_REQUEST_TENANT_LIMIT", "3")]).await;
     let caller = api.caller("acme");
     for n in 0..3 {
-        assert_eq!(submit(&caller, &body(&format!("k{n}"), "pay", json!(n))).await.status, 202);
+        let accepted = submit(&caller, &body(&format!("k{n}"), "pay", json!(n))).await;
+        let left = (2 - n).to_string();
+        assert_eq!((accepted.status, accepted.header("x-ratelimit-limit")), (202, Some("3")));
+        assert_eq!(accepted.header("x-ratelimit-remaining"), Some(left.as_str()));
+        assert_eq!(accepted.header("ratelimit-policy"), Some("\"request\";q=3;w=60"));
+        let state = accepted.header("ratelimit").unwrap();
+        assert!(state.starts_with(&format!("\"request\";r={left};t=")), "{state}");
+        let reset: u64 = accepted.header("x-ratelimit-reset").unwrap().parse().unwrap();
+        assert!((1..=60).contains(&reset), "{reset}");
     }
     let limited = submit(&caller, &body("k3", "pay", json!(3))).await;
     assert_eq!((limited.status, &limited.json()["code"]), (429, &json!("RATE_LIMITED")));
@@ -199,6 +209,7 @@ async fn a_tenant_over_its_limit_is_429_with_retry_after(store: Store) {
         (202, Some("true")),
         "replays do not count"
     );
+    assert_eq!(again.header("x-ratelimit-remaining"), Some("0"), "they say what is left");
     assert_eq!(submit(&api.caller("other"), &body("k", "pay", json!(1))).await.status, 202);
 }
 
@@ -207,12 +218,19 @@ async fn rollout_changes_apply_at_once_and_name_the_reason(store: Store) {
     let (caller, operator) = (api.caller("acme"), api.operator());
     let rollout = async |change: Value| operator.put("/admin/request/rollout", &change).await.unwrap();
     let present = operator.get("/admin/request/rollout").await.unwrap().json();
-    assert_eq!(present, json!({"processingEnabled": true, "reconcilerEnabled": true, "canaryPercent": 100}));
+    assert_eq!(
+        present,
+        json!({
+            "processingEnabled": true, "acceptingEnabled": true, "reconcilerEnabled": true, "canaryPercent": 100
+        })
+    );
     let accepted = submit(&caller, &body("k", "pay", json!(1))).await.json();
     let off = rollout(json!({"processingEnabled": false})).await;
     assert_eq!(
         off.json(),
-        json!({"processingEnabled": false, "reconcilerEnabled": true, "canaryPercent": 100})
+        json!({
+            "processingEnabled": false, "acceptingEnabled": true, "reconcilerEnabled": true, "canaryPercent": 100
+        })
     );
     let refused = submit(&caller, &body("k2", "pay", json!(1))).await;
     assert_eq!((refused.status, &refused.json()["code"]), (503, &json!("DEPENDENCY_UNAVAILABLE")));
@@ -231,6 +249,26 @@ async fn rollout_changes_apply_at_once_and_name_the_reason(store: Store) {
         assert_eq!(rollout(bad.clone()).await.status, 400, "{bad}");
     }
     assert_eq!(caller.get("/admin/request/rollout").await.unwrap().status, 403, "a tenant is no operator");
+}
+
+async fn nothing_new_is_accepted_while_accepted_requests_are_finished(store: Store) {
+    let api = Api::start(store).await;
+    let (caller, operator) = (api.caller("acme"), api.operator());
+    let (called, waiting) = (api.accepted(&caller, "a").await, api.accepted(&caller, "b").await);
+    api.begin(&called).await;
+    let off = operator.put("/admin/request/rollout", &json!({"acceptingEnabled": false})).await.unwrap();
+    assert_eq!((off.status, &off.json()["acceptingEnabled"]), (200, &json!(false)));
+    assert_eq!(off.json()["processingEnabled"], true, "workers go on");
+    let refused = submit(&caller, &body("c", "pay", json!(1))).await;
+    assert_eq!((refused.status, &refused.json()["code"]), (503, &json!("DEPENDENCY_UNAVAILABLE")));
+    assert!(refused.header("retry-after").is_some());
+    assert!(refused.json()["message"].as_str().unwrap().contains("no new requests"), "{:?}", refused.json());
+    let read = caller.get(&format!("/v1/requests/{waiting}")).await.unwrap();
+    assert_eq!((read.status, &read.json()["status"]), (200, &json!("ACCEPTED")));
+    let done = api.call_back(&called, &json!({"status": "COMPLETED", "result": 1}), fixtures::now()).await;
+    assert_eq!((done.status, &done.json()["status"]), (200, &json!("COMPLETED")), "callbacks go on");
+    operator.put("/admin/request/rollout", &json!({"acceptingEnabled": true})).await.unwrap();
+    assert_eq!(submit(&caller, &body("c", "pay", json!(1))).await.status, 202);
 }
 
 async fn metrics_and_logs_report_submissions_without_payloads(store: Store) {
@@ -277,5 +315,6 @@ on_each_engine!(
     a_tenant_lists_its_own_requests_page_by_page,
     a_tenant_over_its_limit_is_429_with_retry_after,
     rollout_changes_apply_at_once_and_name_the_reason,
+    nothing_new_is_accepted_while_accepted_requests_are_finished,
     metrics_and_logs_report_submissions_without_payloads,
 );

@@ -27,6 +27,7 @@ fn every_status_has_a_meaning() {
             202 => RetryDecision::AwaitCallback,
             200..=299 => RetryDecision::Complete,
             300..=399 => RetryDecision::Fail(FailureCause::Redirected(status)),
+            408 | 425 | 429 => retry(FailureCause::Busy(status)),
             400..=499 => RetryDecision::Fail(FailureCause::Rejected(status)),
             _ => retry(FailureCause::ServerError(status)),
         };
@@ -45,7 +46,10 @@ fn a_call_that_the_downstream_may_not_have_received_is_retried() {
 #[test]
 fn only_a_downstream_that_has_to_be_called_again_is_down() {
     let health = |outcome| classify(outcome).health();
-    assert_eq!([200, 202, 302, 404, 429].map(|status| health(answered(status))), [DownstreamHealth::Up; 5]);
+    assert_eq!(
+        [200, 202, 302, 404, 408, 425, 429].map(|status| health(answered(status))),
+        [DownstreamHealth::Up; 7]
+    );
     assert_eq!([500, 503].map(|status| health(answered(status))), [DownstreamHealth::Down; 2]);
     assert_eq!(
         [CallOutcome::TimedOut, CallOutcome::Unreachable, CallOutcome::Unreadable].map(health),
@@ -55,7 +59,7 @@ fn only_a_downstream_that_has_to_be_called_again_is_down() {
 
 #[test]
 fn retry_after_is_returned_for_retried_statuses() {
-    for status in [500, 503] {
+    for status in [408, 425, 429, 500, 503] {
         let outcome = CallOutcome::Answered { status, retry_after: Some(ms(7_000)) };
         assert!(
             matches!(classify(outcome), RetryDecision::Retry { retry_after: Some(wait), .. } if wait == ms(7_000)),

@@ -14,7 +14,7 @@ use weir_core::request::state::{
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const LEASE: Duration = Duration::from_secs(30);
 
-const EVENTS: [RequestEvent; 8] = [
+const EVENTS: [RequestEvent; 9] = [
     RequestEvent::EnqueuePending,
     RequestEvent::Enqueued,
     RequestEvent::Claimed,
@@ -22,6 +22,7 @@ const EVENTS: [RequestEvent; 8] = [
     RequestEvent::Completed,
     RequestEvent::Rejected,
     RequestEvent::Exhausted,
+    RequestEvent::Cancelled,
     RequestEvent::Replayed,
 ];
 
@@ -62,6 +63,9 @@ fn the_listed_transitions_are_the_only_ones() {
     let allowed = [
         ("ACCEPTED", RequestEvent::EnqueuePending, "PENDING_ENQUEUE"),
         ("ACCEPTED", RequestEvent::Claimed, "IN_PROGRESS"),
+        ("ACCEPTED", RequestEvent::Cancelled, "CANCELLED"),
+        ("PENDING_ENQUEUE", RequestEvent::Cancelled, "CANCELLED"),
+        ("IN_PROGRESS", RequestEvent::Cancelled, "CANCELLED"),
         ("PENDING_ENQUEUE", RequestEvent::Enqueued, "ACCEPTED"),
         ("PENDING_ENQUEUE", RequestEvent::Claimed, "IN_PROGRESS"),
         ("IN_PROGRESS", RequestEvent::Claimed, "IN_PROGRESS"),
@@ -201,6 +205,30 @@ fn a_callback_ends_the_wait_even_before_the_report() {
 }
 
 #[test]
+fn a_cancelled_request_is_final_whoever_is_at_it() {
+    let mut waiting = RequestProgress::accepted(START);
+    let mut pending = waiting;
+    pending.enqueue_pending().unwrap();
+    let mut called = waiting;
+    let token = claim(&mut called, START);
+    for progress in [&mut waiting, &mut pending, &mut called] {
+        progress.cancel().unwrap();
+        let cancelled = *progress;
+        let is_final = Err(TransitionError::Final(RequestStatus::Cancelled));
+        assert_eq!((cancelled.status, cancelled.lease), (RequestStatus::Cancelled, None));
+        for late in [WorkerReport::Called(RetryDecision::Complete), retry_later()] {
+            assert_eq!(report(progress, token, late, at(1)), is_final);
+        }
+        assert_eq!(progress.call_back(Callback::Completed), is_final);
+        assert_eq!(progress.claim(&policy(5), at(99)).map(drop), is_final.map(drop));
+        assert_eq!(progress.replay(at(99)), is_final.map(drop));
+        assert_eq!(progress.enqueued(), is_final.map(drop));
+        assert_eq!(progress.cancel(), is_final.map(drop));
+        assert_eq!(*progress, cancelled);
+    }
+}
+
+#[test]
 fn a_missing_callback_is_retried_until_no_attempt_is_left() {
     let mut progress = RequestProgress::accepted(START);
     for _ in 0..5 {
@@ -235,6 +263,7 @@ enum Step {
     EnqueuePending,
     Enqueued,
     Replay,
+    Cancel,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -260,6 +289,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::EnqueuePending),
         1 => Just(Step::Enqueued),
         1 => Just(Step::Replay),
+        1 => prop::bool::weighted(0.2).prop_map(|cancel| if cancel { Step::Cancel } else { Step::Claim }),
     ]
 }
 
@@ -337,6 +367,16 @@ proptest! {
                 Step::CallBack(callback) => {
                     let result = progress.call_back(callback);
                     prop_assert_eq!(result.is_ok(), before.status == RequestStatus::InProgress);
+                    if result.is_ok() {
+                        model.close_all();
+                        model.is_over = true;
+                        model.ends += 1;
+                    }
+                    result.is_err()
+                }
+                Step::Cancel => {
+                    let result = progress.cancel();
+                    prop_assert_eq!(result.is_ok(), !before.status.is_final());
                     if result.is_ok() {
                         model.close_all();
                         model.is_over = true;

@@ -59,6 +59,10 @@ text!(
     RequestType, "payment", min_length(1), max_length(255), pattern(NAME)
 );
 text!(
+    /// A tenant: 1 to 255 characters without control characters.
+    TenantName, "acme", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
     /// The name of a product: 1 to 255 characters, none of them a control character.
     ProductName, "Limited Edition Widget", min_length(1), max_length(255), pattern(NAME)
 );
@@ -87,7 +91,7 @@ text!(
     /// `ACCEPTED`: on disk, its job is queued. `PENDING_ENQUEUE`: on disk, the broker does not have its job yet.
     /// `IN_PROGRESS`: being called, waiting for its next attempt, or for the downstream's callback. Final: `COMPLETED`,
     /// `FAILED_PERMANENT` (the downstream refused it), `FAILED_RETRY_EXHAUSTED` (a dead letter; an operator may replay
-    /// it).
+    /// it), `CANCELLED` (its tenant has cancelled it).
     RequestStatus, "COMPLETED", enum_values(state::RequestStatus::ALL.map(state::RequestStatus::as_str))
 );
 text!(

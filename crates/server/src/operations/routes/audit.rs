@@ -178,10 +178,14 @@ struct RequestAudit {
     failed: u64,
     /// Requests whose attempts all failed, discarded ones included.
     dead: u64,
+    /// Requests that their tenants have cancelled.
+    cancelled: u64,
     /// Requests that are not final yet.
     in_flight: u64,
     /// Requests that were purged after their retention.
     purged: u64,
+    /// Requests that were erased with all data of their tenants.
+    erased: u64,
     /// Jobs. Must equal `inFlight`.
     jobs: u64,
     /// How many requests are missing (positive) or too many (negative). Must be 0.
@@ -256,7 +260,7 @@ impl From<weir_store::sale::SaleAudit> for SaleAudit {
 ///
 /// Proves that nothing was over-admitted and nothing got lost. Every message ever accepted must be in exactly one
 /// place: done, discarded, dead or in flight. Every window's counter must be the number of slots scheduled inside it.
-/// Every request ever accepted must be completed, failed, dead, in flight or purged, and each one in flight has its
+/// Every request ever accepted must be completed, failed, dead, cancelled, in flight, purged or erased, and each one in flight has its
 /// job. Every hold must be open, settled or expired. Every unit sold must be a persisted purchase, and no more of them
 /// than the stock. Each capability is read in one snapshot, so traffic does not disturb the result.
 ///
@@ -327,8 +331,10 @@ pub(crate) async fn audit_books(
             completed: request.completed,
             failed: request.failed,
             dead: request.dead,
+            cancelled: request.cancelled,
             in_flight: request.in_flight,
             purged: request.purged,
+            erased: request.erased,
             jobs: request.jobs,
             difference: request.difference(),
             webhooks: request_webhooks.into(),

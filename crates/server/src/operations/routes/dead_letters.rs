@@ -1,23 +1,28 @@
 //! Dead letters over HTTP, for the operator: `/admin/dlq`. Dead messages and dead requests both have UUIDs as ids, so they
 //! are one list in order of id.
 
+mod filter;
+mod messages;
+
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::RequestId;
 use weir_queue::DeadLetter;
 use weir_queue::rfc3339;
 use weir_store::request::{DeadRequest, Request};
 
+use self::filter::{DeadLetterFilter, FilterFields};
 use crate::app::App;
 use crate::engines::within;
-use crate::http::body::Json;
+use crate::http::body::{Json, Raw, parse_json};
 use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
+use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 
 /// The `topic` of dead requests.
@@ -81,6 +86,41 @@ struct RequestDetails {
     callback_url: Option<String>,
 }
 
+/// Which dead letters are replayed: those that have all that is given. Without anything, all of them.
+/// A field that does not exist is refused: a misspelled one would replay too many.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[schema(examples(json!({"tenant": "acme", "error": "DOWNSTREAM_TIMEOUT", "dryRun": true})))]
+pub(crate) struct ReplayRequest {
+    /// As in the list.
+    topic: Option<String>,
+    /// As in the list.
+    tenant: Option<String>,
+    /// As in the list.
+    #[serde(rename = "type")]
+    request_type: Option<String>,
+    /// As in the list.
+    error: Option<String>,
+    /// Those that died at this time or later.
+    #[schema(value_type = Option<schema::Time>)]
+    since: Option<String>,
+    /// Those that died before this time.
+    #[schema(value_type = Option<schema::Time>)]
+    until: Option<String>,
+    /// Only count them.
+    dry_run: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReplayManyResponse {
+    /// How many match.
+    #[schema(examples(12))]
+    matched: u64,
+    /// How many were replayed: none of a dry run, and fewer than matched if others were faster.
+    #[schema(examples(12))]
+    replayed: u64,
+}
+
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReplayResponse {
     /// How many were replayed.
@@ -96,12 +136,15 @@ pub(crate) struct ReplayResponse {
 /// The list is read page by page: pass `nextCursor` as `cursor` until it is null. Long payloads are cut off, which
 /// `truncated` says; `GET /admin/dlq/{id}` shows one whole.
 ///
+/// A filter looks through 10,000 dead letters of each kind for a page, so a page may have fewer items than `limit`, or none, and
+/// still a `nextCursor`.
+///
 /// With Kafka, malformed events go to the topic `sms-outbound.dlq` instead and are not listed here.
 #[utoipa::path(
     get,
     path = "/admin/dlq",
     tag = "dead letters",
-    params(PageQuery),
+    params(PageQuery, FilterFields),
     responses(
         (
             status = 200,
@@ -113,17 +156,24 @@ pub(crate) struct ReplayResponse {
 pub(crate) async fn list_dead_letters(
     State(app): State<Arc<App>>,
     query: Result<Query<PageQuery>, QueryRejection>,
+    fields: Result<Query<FilterFields>, QueryRejection>,
 ) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
-    let limit = parse_limit(query.limit.as_deref())?;
+    let Query(fields) = fields.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let (limit, filter) = (parse_limit(query.limit.as_deref())?, fields.parse()?);
     // One more of each kind than requested shows whether there is a next page.
-    let messages = messages(&app, query.cursor.as_deref(), limit + 1, LISTED_BYTES);
-    let requests = requests(&app, query.cursor.as_deref(), limit + 1);
-    let (mut letters, requests) = tokio::try_join!(messages, requests)?;
+    let messages = messages::scan(&app, &filter, query.cursor.as_deref(), limit + 1, LISTED_BYTES);
+    let requests = requests(&app, &filter, query.cursor.as_deref(), limit + 1);
+    let ((mut letters, stopped_at), (requests, requests_stopped_at)) = tokio::try_join!(messages, requests)?;
     letters.extend(requests);
     letters.sort_by(|one, other| one.id.cmp(&other.id));
+    // What is behind the end of a scan comes with the next page, so that none is skipped.
+    let scanned_to = [stopped_at, requests_stopped_at].into_iter().flatten().min();
+    if let Some(end) = &scanned_to {
+        letters.retain(|letter| letter.id <= *end);
+    }
     letters.iter_mut().for_each(DeadLetterResponse::cut_payload);
-    Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
+    Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone()).or_next_cursor(scanned_to)))
 }
 
 /// Show one dead letter.
@@ -161,9 +211,9 @@ pub(crate) async fn get_dead_letter(
     }
     // The first one after the id before it, if that is it.
     let before = request_id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
-    let found = messages(&app, before.map(|id| id.to_string()).as_deref(), 1, usize::MAX).await?;
+    let found = messages::list(&app, before.map(|id| id.to_string()).as_deref(), 1, usize::MAX).await?;
     let letter = found.into_iter().find(|letter| letter.id == request_id.to_string());
-    letter.map(Json).ok_or_else(|| unknown(&id))
+    letter.map(|letter| Json(describe(letter))).ok_or_else(|| unknown(&id))
 }
 
 /// Replay one dead letter.
@@ -196,7 +246,7 @@ pub(crate) async fn replay_dead_letter(
 ) -> Result<Json<ReplayResponse>, ApiError> {
     let id = parse_id(id)?;
     let is_request = match RequestId::parse(&id) {
-        Some(id) => app.requests.replay(id).await?,
+        Some(id) => app.requests.replay(vec![id]).await? > 0,
         None => false,
     };
     if is_request || within(app.settings.http.timeout, app.engines.store.queue.replay(&id)).await? {
@@ -206,24 +256,35 @@ pub(crate) async fn replay_dead_letter(
     }
 }
 
-/// Replay all dead letters.
+/// Replay dead letters.
 ///
-/// Puts every dead letter back on its topic and restarts every dead request, attempts counted from 0. The response
-/// comes before delivery: list the dead letters again a moment later to see which came back.
+/// Puts the dead letters that match back on their topics and restarts the dead requests that match, attempts counted from 0;
+/// without a filter all of them. The response comes before delivery: list the dead letters again a moment later to see which
+/// came back. With `dryRun` they are only counted.
 ///
 /// Repair the cause first. What died of a cause that persists dies again.
 #[utoipa::path(
     post,
     path = "/admin/dlq/replay",
     tag = "dead letters",
-    responses((status = 200, description = "How many were put back; 0 when there were none.", body = ReplayResponse)),
+    request_body = Option<ReplayRequest>,
+    responses((status = 200, description = "How many match, and how many were put back.", body = ReplayManyResponse)),
 )]
-pub(crate) async fn replay_all_dead_letters(
+pub(crate) async fn replay_dead_letters(
     State(app): State<Arc<App>>,
-) -> Result<Json<ReplayResponse>, ApiError> {
-    let messages = within(app.settings.http.timeout, app.engines.store.queue.replay_all()).await?;
-    let requests = app.requests.replay_all().await?;
-    Ok(Json(ReplayResponse { replayed: messages + requests }))
+    Raw(body): Raw,
+) -> Result<Json<ReplayManyResponse>, ApiError> {
+    let request = if body.is_empty() { ReplayRequest::default() } else { parse_json(&body)? };
+    let ReplayRequest { topic, tenant, request_type, error, since, until, dry_run } = request;
+    let filter = FilterFields { topic, tenant, request_type, error, since, until }.parse()?;
+    let mut counts = messages::replay(&app, &filter, dry_run).await?;
+    if filter.includes_topic(REQUESTS) {
+        let matches = |dead: &DeadRequest| filter.matches_request(dead);
+        let requests = app.requests.replay_matching(dry_run, &matches).await?;
+        counts.matched += requests.matched;
+        counts.replayed += requests.replayed;
+    }
+    Ok(Json(ReplayManyResponse { matched: counts.matched, replayed: counts.replayed }))
 }
 
 /// Discard one dead letter.
@@ -276,25 +337,25 @@ impl DeadLetterResponse {
     }
 }
 
-async fn messages(
+/// Dead requests that match, and where the scan stopped before the end.
+async fn requests(
     app: &App,
+    filter: &DeadLetterFilter,
     after: Option<&str>,
     limit: usize,
-    payload_max: usize,
-) -> Result<Vec<DeadLetterResponse>, ApiError> {
-    let queue = Arc::clone(&app.engines.store.queue);
-    let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit, payload_max)).await?;
-    Ok(letters.into_iter().map(describe).collect())
-}
-
-async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
+) -> Result<(Vec<DeadLetterResponse>, Option<String>), ApiError> {
     let after = match after.map(RequestId::parse) {
         // A cursor that is not an id counts as one after the last request.
-        Some(None) => return Ok(Vec::new()),
+        Some(None) => return Ok((Vec::new(), None)),
         after => after.flatten(),
     };
-    let dead = app.requests.dead_letters(after, limit, LISTED_CHARACTERS * 4).await?;
-    Ok(dead.into_iter().map(|dead| describe_request(app, dead)).collect())
+    if !filter.includes_topic(REQUESTS) {
+        return Ok((Vec::new(), None));
+    }
+    let matches = |dead: &DeadRequest| filter.matches_request(dead);
+    let scan = app.requests.scan_dead(after, limit, LISTED_CHARACTERS * 4, &matches).await?;
+    let letters = scan.letters.into_iter().map(|dead| describe_request(app, dead)).collect();
+    Ok((letters, scan.stopped_at.map(|id| id.to_string())))
 }
 
 /// An id has only letters, digits and dashes, so anything else is unknown without a query.

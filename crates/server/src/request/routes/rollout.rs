@@ -19,6 +19,7 @@ use crate::request::events::RolloutChanged;
 #[schema(examples(json!({"canaryPercent": 50})))]
 pub(crate) struct RolloutRequest {
     processing_enabled: Option<bool>,
+    accepting_enabled: Option<bool>,
     reconciler_enabled: Option<bool>,
     #[schema(value_type = Option<u8>, maximum = 100)]
     canary_percent: Option<serde_json::Value>,
@@ -31,6 +32,10 @@ pub(crate) struct RolloutResponse {
     /// Whether requests are accepted and processed.
     #[schema(examples(true))]
     processing_enabled: bool,
+    /// Whether new submissions are accepted. While it is off workers go on with what was accepted, and reads, cancellations and
+    /// callbacks are answered.
+    #[schema(examples(true))]
+    accepting_enabled: bool,
     /// Whether stranded requests are published to the broker again.
     #[schema(examples(true))]
     reconciler_enabled: bool,
@@ -70,8 +75,8 @@ pub(crate) async fn put_rollout(
     Json(request): Json<RolloutRequest>,
 ) -> Result<Json<RolloutResponse>, ApiError> {
     let canary = request.canary_percent.map(parse_percent).transpose()?;
-    let RolloutRequest { processing_enabled, reconciler_enabled, .. } = request;
-    let change = RolloutChange { processing_enabled, reconciler_enabled, canary };
+    let RolloutRequest { processing_enabled, accepting_enabled, reconciler_enabled, .. } = request;
+    let change = RolloutChange { processing_enabled, accepting_enabled, reconciler_enabled, canary };
     let before = app.requests.rollout().get().await?;
     let rollout = app.requests.rollout().change(change).await?;
     RolloutChanged { rollout, before }.emit();
@@ -87,6 +92,7 @@ fn parse_percent(value: serde_json::Value) -> Result<Percent, ApiError> {
 const fn describe(rollout: Rollout) -> RolloutResponse {
     RolloutResponse {
         processing_enabled: rollout.processing_enabled,
+        accepting_enabled: rollout.accepting_enabled,
         reconciler_enabled: rollout.reconciler_enabled,
         canary_percent: rollout.canary.get(),
     }

@@ -18,7 +18,7 @@ use weir_core::quota::QuotaLimits;
 use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_core::{IdempotencyKey, RequestType, TenantId};
 use weir_queue::rfc3339;
-use weir_store::request::{SubmitOutcome, SubmitReceipt};
+use weir_store::request::{SubmitOutcome, SubmitReceipt, TenantWindow};
 
 use crate::app::App;
 use crate::http::body::Json;
@@ -168,6 +168,9 @@ pub(crate) async fn create_request(
         Err(SubmitError::Disabled) => Err(ApiError::unavailable(
             "An operator has switched requests off; nothing was done, try again later",
         )),
+        Err(SubmitError::NotAccepting) => Err(ApiError::unavailable(
+            "An operator lets no new requests in while accepted ones are finished; nothing was done, try again later",
+        )),
         Err(SubmitError::NotInRollout) => Err(ApiError::unavailable(format!(
             "Requests are switched on tenant by tenant, and not for {tenant} yet; nothing was done, try again later"
         ))),
@@ -200,7 +203,16 @@ fn accepted(receipt: SubmitReceipt) -> Response {
         status: receipt.status.as_str(),
         accepted_at: rfc3339(receipt.accepted_at),
     };
-    (StatusCode::ACCEPTED, Json(body)).into_response()
+    let mut response = (StatusCode::ACCEPTED, Json(body)).into_response();
+    if let Some(TenantWindow { limits, remaining, reset_after }) = receipt.window {
+        rate_limit(limits, remaining, reset_after).write(response.headers_mut());
+    }
+    response
+}
+
+fn rate_limit(limits: QuotaLimits, remaining: u32, reset_after: Duration) -> RateLimitHeaders {
+    let (limit, window) = (limits.rate_limit(), limits.window());
+    RateLimitHeaders { policy: POLICY, limit, window, remaining, reset_after }
 }
 
 fn conflict(key: &IdempotencyKey) -> ApiError {
@@ -212,9 +224,8 @@ fn conflict(key: &IdempotencyKey) -> ApiError {
 }
 
 fn limited(tenant: &TenantId, limits: QuotaLimits, retry_after: Duration) -> ApiError {
-    let (limit, window) = (limits.rate_limit(), limits.window());
-    let limit_state =
-        RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
+    let limit = limits.rate_limit();
+    let limit_state = rate_limit(limits, 0, retry_after);
     // Capacity for these headers and those that are added later.
     let mut headers = HeaderMap::with_capacity(12);
     limit_state.write(&mut headers);

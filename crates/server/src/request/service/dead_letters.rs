@@ -14,10 +14,27 @@ use crate::redact::redact;
 use crate::request::encryption::{SEALING_BYTES, SealedField};
 use crate::request::events::{DeadPayloadUnreadable, RequestReplayed};
 
-/// Dead letters replayed in one commit.
-const REPLAY_BATCH: usize = 500;
+/// Dead letters read together, and replayed in one commit.
+const SCAN_PAGE: usize = 500;
+/// The most dead letters that are scanned for one page of a filtered list: nothing of what they are filtered by has an index.
+const SCAN_MAX: usize = 10_000;
 /// Shown in place of a payload that cannot be decrypted.
 const UNREADABLE: &str = "(encrypted with a key that this server does not have)";
+
+/// Dead letters that match a filter.
+#[derive(Debug)]
+pub struct DeadScan {
+    pub letters: Vec<DeadRequest>,
+    /// Where the next scan continues, unless this one has reached the end.
+    pub stopped_at: Option<RequestId>,
+}
+
+/// How many dead letters matched a filter, and how many of them were restarted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplayCounts {
+    pub matched: u64,
+    pub replayed: u64,
+}
 
 impl RequestService {
     /// Dead letters in order of id, starting after `after`. Payloads of more than `payload_max` bytes are left out.
@@ -38,40 +55,73 @@ impl RequestService {
         Ok(found.into_iter().find(|dead| dead.request.id == id))
     }
 
-    /// Restarts a dead request; returns false if it is not dead.
-    pub async fn replay(&self, id: RequestId) -> Result<bool> {
-        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
-        let replay = async move {
-            let replayed = store.replay_request(id).await?;
-            if replayed {
-                publish_replays(store.as_ref(), &hub, &[id]).await;
+    /// Scans dead letters in order of id, starting after `after`, for up to `limit` that match. Scans [`SCAN_MAX`] at most.
+    pub async fn scan_dead(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+        matches: &(dyn Fn(&DeadRequest) -> bool + Sync),
+    ) -> Result<DeadScan> {
+        let mut scan = DeadScan { letters: Vec::new(), stopped_at: None };
+        let (mut after, mut scanned) = (after, 0);
+        loop {
+            let page = self.dead_letters(after, SCAN_PAGE, payload_max).await?;
+            let is_last = page.len() < SCAN_PAGE;
+            for letter in page {
+                (after, scanned) = (Some(letter.request.id), scanned + 1);
+                if matches(&letter) {
+                    scan.letters.push(letter);
+                }
+                if scan.letters.len() >= limit {
+                    scan.stopped_at = after;
+                    return Ok(scan);
+                }
             }
-            Ok(replayed)
-        };
-        self.change(replay).await
+            if is_last {
+                return Ok(scan);
+            }
+            if scanned >= SCAN_MAX {
+                scan.stopped_at = after;
+                return Ok(scan);
+            }
+        }
     }
 
-    /// Restarts all requests that are dead now, and returns how many were restarted.
+    /// Restarts the dead requests that match, or with `dry_run` only counts them.
     /// Fails when the store does not answer; requests restarted before that stay so.
-    pub async fn replay_all(&self) -> Result<u64> {
-        let dead = within(self.timeout, self.store.count_dead_requests()).await?;
-        let mut replayed = 0;
-        // No more than were dead at the start: requests that die again meanwhile would make this endless.
-        while replayed < dead {
-            let batch = REPLAY_BATCH.min(usize::try_from(dead - replayed).unwrap_or(REPLAY_BATCH));
-            let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
-            let replay = async move {
-                let ids = store.replay_requests(batch).await?;
-                publish_replays(store.as_ref(), &hub, &ids).await;
-                Ok(ids.len())
-            };
-            let count = self.change(replay).await?;
-            if count == 0 {
-                break;
+    pub async fn replay_matching(
+        &self,
+        dry_run: bool,
+        matches: &(dyn Fn(&DeadRequest) -> bool + Sync),
+    ) -> Result<ReplayCounts> {
+        // No more than were dead at the start: requests that die meanwhile would make this endless.
+        let mut left = within(self.timeout, self.store.count_dead_requests()).await?;
+        let (mut counts, mut after) = (ReplayCounts::default(), None);
+        while left > 0 {
+            let page = within(self.timeout, self.store.dead_requests(after, SCAN_PAGE, 0)).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.request.id);
+            left = left.saturating_sub(page.len() as u64);
+            let ids: Vec<RequestId> =
+                page.iter().filter(|dead| matches(dead)).map(|dead| dead.request.id).collect();
+            counts.matched += ids.len() as u64;
+            if !dry_run && !ids.is_empty() {
+                counts.replayed += self.replay(ids).await?;
             }
-            replayed += count as u64;
         }
-        Ok(replayed)
+        Ok(counts)
+    }
+
+    /// Restarts those of these requests that are dead, and returns how many were.
+    pub async fn replay(&self, ids: Vec<RequestId>) -> Result<u64> {
+        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let replay = async move {
+            let replayed = store.replay_requests(&ids).await?;
+            publish_replays(store.as_ref(), &hub, &replayed).await;
+            Ok(replayed.len() as u64)
+        };
+        self.change(replay).await
     }
 
     /// Removes a dead letter from the list; the request stays failed. Returns false if it is not dead.

@@ -169,8 +169,9 @@ mod tests {
                     .map(|keys| ring(keys).seal_text(id, SealedField::CallbackUrl, "https://a.b").unwrap()),
                 trace: None,
                 needs_broker: false,
+                limits: None,
             };
-            self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
+            self.engine.submit_batch(vec![submit].into()).await.unwrap();
             id
         }
 

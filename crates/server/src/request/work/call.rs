@@ -43,12 +43,16 @@ pub(in crate::request) struct FinishedJob {
 }
 
 impl JobRunner {
-    /// Asks the breaker for a call. Asked at the claim, so that the next claim knows how many calls are left.
-    pub(super) fn admit(&self, downstream: &Downstream) -> CallAdmission {
+    /// Asks the downstream's limits and its breaker for a call, while `running` others are under way. Asked at the claim, so that
+    /// the next claim knows how many calls are left.
+    pub(super) fn admit(&self, downstream: &Downstream, running: usize) -> CallAdmission {
         if self.closing.is_cancelled() {
             return CallAdmission::Denied { until: self.clock.now() };
         }
-        downstream.breaker.admit()
+        match downstream.limits.begin(running) {
+            Ok(()) => downstream.breaker.admit(),
+            Err(until) => CallAdmission::Denied { until },
+        }
     }
 
     /// Runs a job, or reports that it has to wait.

@@ -25,8 +25,23 @@ pub(super) struct ConcurrencyPermits {
 #[derive(Debug, Default)]
 struct Used {
     all: usize,
-    by_downstream: HashMap<String, usize>,
+    by_downstream: HashMap<String, DownstreamUse>,
     by_tenant: TenantCapacity,
+}
+
+/// The permits of one downstream in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DownstreamUse {
+    /// Those of its calls.
+    pub(super) calls: usize,
+    /// Those of claims that run.
+    pub(super) claimed: usize,
+}
+
+impl DownstreamUse {
+    const fn all(self) -> usize {
+        self.calls + self.claimed
+    }
 }
 
 /// Which jobs a claim is for.
@@ -76,13 +91,23 @@ impl ConcurrencyPermits {
         self.used.lock().by_tenant.clone()
     }
 
+    /// What the downstreams with these names use together.
+    pub(super) fn used_by(&self, is_asked: impl Fn(&str) -> bool) -> DownstreamUse {
+        let used = self.used.lock();
+        let asked = used.by_downstream.iter().filter(|(name, _)| is_asked(name)).map(|(_, used)| used);
+        asked.fold(DownstreamUse::default(), |sum, used| DownstreamUse {
+            calls: sum.calls + used.calls,
+            claimed: sum.claimed + used.claimed,
+        })
+    }
+
     /// Takes a permit, without a check: jobs are claimed only within [`ConcurrencyPermits::capacity`], but a broker may name
     /// more jobs of one downstream than its share. Returns whether the call keeps the limit of its tenant: two claims at once may
     /// both have had room for it.
     pub(super) fn take(self: &Arc<Self>, downstream: &str, tenant: &TenantId) -> (ConcurrencyPermit, bool) {
         let mut used = self.used.lock();
         used.all += 1;
-        *used.by_downstream.entry(downstream.to_owned()).or_default() += 1;
+        used.by_downstream.entry(downstream.to_owned()).or_default().calls += 1;
         let is_within = used.by_tenant.free(tenant.as_str()) > 0;
         used.by_tenant.start(tenant.as_str(), 1);
         let (downstream, tenant) = (downstream.to_owned(), tenant.clone());
@@ -119,7 +144,7 @@ impl ConcurrencyPermits {
         let in_turn = downstreams[first..].iter().chain(&downstreams[..first]);
         let mut room = Vec::with_capacity(downstreams.len());
         for (place, (name, admitted)) in in_turn.enumerate() {
-            let taken = used.by_downstream.get(*name).copied().unwrap_or_default();
+            let taken = used.by_downstream.get(*name).copied().unwrap_or_default().all();
             let share = free.div_ceil(downstreams.len() - place);
             let jobs = share.min(*admitted).min(most.saturating_sub(taken));
             if jobs > 0 {
@@ -129,18 +154,19 @@ impl ConcurrencyPermits {
         }
         for DownstreamCapacity { downstream, jobs } in &room {
             used.all += jobs;
-            *used.by_downstream.entry(downstream.clone()).or_default() += jobs;
+            used.by_downstream.entry(downstream.clone()).or_default().claimed += jobs;
         }
         ClaimPermit { permits: self, room }
     }
 }
 
 impl Used {
-    fn release(&mut self, downstream: &str, permits: usize) {
-        self.all = self.all.saturating_sub(permits);
-        if let Some(count) = self.by_downstream.get_mut(downstream) {
-            *count = count.saturating_sub(permits);
-            if *count == 0 {
+    fn release(&mut self, downstream: &str, released: DownstreamUse) {
+        self.all = self.all.saturating_sub(released.all());
+        if let Some(used) = self.by_downstream.get_mut(downstream) {
+            used.calls = used.calls.saturating_sub(released.calls);
+            used.claimed = used.claimed.saturating_sub(released.claimed);
+            if used.all() == 0 {
                 self.by_downstream.remove(downstream);
             }
         }
@@ -157,7 +183,7 @@ fn max_of_one(total: usize, downstreams: usize) -> usize {
 impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let mut used = self.permits.used.lock();
-        used.release(&self.downstream, 1);
+        used.release(&self.downstream, DownstreamUse { calls: 1, claimed: 0 });
         used.by_tenant.end(self.tenant.as_str(), 1);
         drop(used);
         self.permits.released.notify_one();
@@ -168,7 +194,7 @@ impl Drop for ClaimPermit<'_> {
     fn drop(&mut self) {
         let mut used = self.permits.used.lock();
         for DownstreamCapacity { downstream, jobs } in &self.room {
-            used.release(downstream, *jobs);
+            used.release(downstream, DownstreamUse { calls: 0, claimed: *jobs });
         }
     }
 }
@@ -245,6 +271,23 @@ mod tests {
         drop((turns, express));
         let _taken = take(&permits, "a", 62);
         assert_eq!([ClaimKind::Turns, ClaimKind::Express].map(|kind| permits.available(kind)), [0, 2]);
+    }
+
+    #[test]
+    fn what_claims_and_calls_use_is_told_apart() {
+        let permits = permits(64);
+        let claim = permits.capacity(&[("a", 3), ("b", 2)], ClaimKind::Turns, 0);
+        let calls = take(&permits, "a", 4);
+        assert_eq!(permits.used_by(|name| name == "a"), DownstreamUse { calls: 4, claimed: 3 });
+        assert_eq!(permits.used_by(|_| true), DownstreamUse { calls: 4, claimed: 5 });
+        drop(claim);
+        assert_eq!(permits.used_by(|_| true), DownstreamUse { calls: 4, claimed: 0 });
+        drop(calls);
+        assert_eq!(permits.used_by(|_| true), DownstreamUse::default());
+        assert!(
+            permits.used.lock().by_downstream.is_empty(),
+            "nothing is kept of a downstream without calls"
+        );
     }
 
     #[test]

@@ -17,11 +17,15 @@ use weir_core::{Clock, RequestId, RequestType};
 use weir_store::request::Job;
 use weir_store::spans::Span;
 
+use super::WorkerDependencies;
 use super::breakers::SharedBreaker;
+use super::limits::DownstreamLimits;
+use super::webhooks::write_signature;
+use crate::auth::webhook::WebhookSecret;
 use crate::outbound::{
     OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
 };
-use crate::request::metrics::{DownstreamLabels, WorkMetrics};
+use crate::request::metrics::DownstreamLabels;
 use crate::request::settings::{Downstream as Settings, RequestSettings};
 use crate::request::trace;
 
@@ -43,10 +47,9 @@ pub(super) struct Downstreams {
 }
 
 impl Downstreams {
-    pub(super) fn new(settings: &RequestSettings, clock: &Arc<dyn Clock>, metrics: &WorkMetrics) -> Self {
-        let open = |name: &str, of: &Settings| {
-            Arc::new(Downstream::new(name, of, settings.concurrency, clock, metrics))
-        };
+    pub(super) fn new(dependencies: &WorkerDependencies) -> Self {
+        let settings = &dependencies.settings;
+        let open = |name: &str, of: &Settings| Arc::new(Downstream::new(name, of, dependencies));
         Self {
             named: settings.downstreams.iter().map(|(name, of)| (name.clone(), open(name, of))).collect(),
             default: open(DEFAULT, &settings.downstream),
@@ -67,7 +70,27 @@ impl Downstreams {
 pub(super) struct Downstream {
     /// `None` for the built-in echo.
     client: Option<(OutboundClient, OutboundTarget)>,
+    /// Headers of every call, credentials among them.
+    headers: HeaderMap,
+    /// Signs the calls, if the downstream wants that.
+    signer: Option<CallSigner>,
+    pub(super) limits: DownstreamLimits,
     pub(super) breaker: SharedBreaker,
+}
+
+/// Signs calls as Standard Webhooks defines it, with the secret that the downstream signs its callbacks with.
+struct CallSigner {
+    secret: WebhookSecret,
+    clock: Arc<dyn Clock>,
+}
+
+impl CallSigner {
+    /// `webhook-id` is the id of the request, the same with each attempt.
+    fn write_headers(&self, headers: &mut HeaderMap, id: RequestId, body: &[u8]) {
+        let (now, id) = (self.clock.now(), id.to_string());
+        let signature = self.secret.sign_call(&id, now, body);
+        write_signature(headers, &id, now, &signature);
+    }
 }
 
 pub(super) struct DownstreamResponse {
@@ -79,19 +102,14 @@ pub(super) struct DownstreamResponse {
 }
 
 impl Downstream {
-    fn new(
-        name: &str,
-        settings: &Settings,
-        concurrency: usize,
-        clock: &Arc<dyn Clock>,
-        metrics: &WorkMetrics,
-    ) -> Self {
-        let Settings { url, connect_timeout, read_timeout, sslrootcert } = settings;
+    fn new(name: &str, settings: &Settings, dependencies: &WorkerDependencies) -> Self {
+        let Settings { url, headers, sign, connect_timeout, read_timeout, sslrootcert, .. } = settings;
+        let WorkerDependencies { clock, metrics, secret, wall_clock, .. } = dependencies;
         let bounds = OutboundLimits {
             connect_timeout: *connect_timeout,
             read_timeout: *read_timeout,
             body_max: RESULT_BYTES_MAX,
-            idle_max: concurrency,
+            idle_max: dependencies.settings.concurrency,
         };
         let target = url.as_ref().and_then(OutboundTarget::new);
         let default = BreakerRules::default();
@@ -103,6 +121,9 @@ impl Downstream {
             client: target.map(|target| {
                 (OutboundClient::trusting(sslrootcert.clone(), Reach::Anywhere, bounds), target)
             }),
+            headers: headers.clone(),
+            signer: sign.then(|| CallSigner { secret: secret.clone(), clock: Arc::clone(wall_clock) }),
+            limits: DownstreamLimits::new(settings, clock),
             breaker: SharedBreaker::new(name, rules, Arc::clone(clock), gauge),
         }
     }
@@ -115,7 +136,12 @@ impl Downstream {
         };
         let mut span = trace::begin_call(job.trace.as_ref(), "downstream", job.id);
         let body = body(job.id, &job.request_type, &payload);
-        let answer = client.post(target, headers(job, span.as_ref()), body).await;
+        let mut headers = headers(job, span.as_ref());
+        headers.extend(self.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if let Some(signer) = &self.signer {
+            signer.write_headers(&mut headers, job.id, &body);
+        }
+        let answer = client.post(target, headers, body).await;
         if let Some(span) = &mut span {
             describe(span, job, &answer);
         }
@@ -160,7 +186,7 @@ fn describe(span: &mut Span, job: &Job, answer: &Result<OutboundResponse, Outbou
 }
 
 fn headers(job: &Job, span: Option<&Span>) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(7);
+    let mut headers = HeaderMap::with_capacity(12);
     headers.insert(CONTENT_TYPE, JSON);
     headers.insert(ACCEPT, JSON);
     headers.insert(USER_AGENT, AGENT);

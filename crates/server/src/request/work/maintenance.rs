@@ -2,7 +2,7 @@
 //! Deletion runs beside the rest, which must not wait for it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use weir_core::Clock;
@@ -13,13 +13,18 @@ use weir_store::request::RequestStore;
 use super::{EnabledCheck, OnChange};
 use crate::engines::broker_jobs::{Reconciliation, RequestBroker};
 use crate::purge::{self, FailureStreak};
-use crate::request::events::{PurgeFailed, ReconcileFailed, RequestsPurged};
+use crate::request::events::{ErasureFailed, PurgeFailed, ReconcileFailed, RequestsPurged, TenantErased};
 use crate::request::metrics::WorkMetrics;
 
 /// The pause before the first reconciliation.
 const PAUSE_AT_START: Duration = Duration::from_secs(1);
 /// How often the reconciler runs.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often maintenance looks for tenants whose data is to be erased.
+const ERASURE_INTERVAL: Duration = Duration::from_secs(2);
+/// Requests, or keys, that one commit of an erasure deletes.
+const ERASURE_BATCH: usize = 200;
 
 /// What maintenance needs.
 #[derive(Clone)]
@@ -39,9 +44,13 @@ pub(crate) struct Maintenance {
 }
 
 impl Maintenance {
-    /// Runs until `closing` is cancelled. Uses at most two connections to the store.
+    /// Runs until `closing` is cancelled. Uses at most three connections to the store.
     pub(crate) async fn run(self, closing: CancellationToken) {
-        tokio::join!(closing.run_until_cancelled(self.purge()), self.reconcile_until(&closing));
+        tokio::join!(
+            closing.run_until_cancelled(self.purge()),
+            closing.run_until_cancelled(self.erase()),
+            self.reconcile_until(&closing),
+        );
     }
 
     /// Deletes old requests at its own pace. On a slow store one call may take minutes, so a stop drops it.
@@ -53,6 +62,30 @@ impl Maintenance {
             |error| PurgeFailed { error }.emit(),
         )
         .await;
+    }
+
+    /// Erases the data of tenants in small commits, with pauses as long as these take, so that other work is not delayed. What is
+    /// left after a stop or a crash is in the store, for this server or another.
+    async fn erase(&self) {
+        let (mut streak, mut pause) = (FailureStreak::default(), PAUSE_AT_START);
+        loop {
+            tokio::time::sleep(pause).await;
+            let begun = Instant::now();
+            let outcome = self.store.erase_some(ERASURE_BATCH).await;
+            if let Some(error) = streak.first_error(&outcome) {
+                ErasureFailed { error }.emit();
+            }
+            pause = match outcome {
+                Ok(Some(batch)) => {
+                    if let Some(count) = batch.total {
+                        TenantErased { tenant: &batch.tenant, count }.emit();
+                    }
+                    begun.elapsed()
+                }
+                Ok(None) => ERASURE_INTERVAL,
+                Err(_) => POLL_INTERVAL,
+            };
+        }
     }
 
     /// Reconciles until `closing` is cancelled. A run that has begun is finished.

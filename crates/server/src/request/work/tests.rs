@@ -3,6 +3,7 @@
 mod breaker;
 mod brokered;
 mod fixtures;
+mod limits;
 mod lost_lease;
 mod outcomes;
 mod store_outage;

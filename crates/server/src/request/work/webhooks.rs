@@ -23,6 +23,7 @@ use weir_queue::{Message, MessageClaim, Position, Queue, Settlement};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
 
+pub(super) use self::call::write_signature;
 use self::call::{WebhookOutcome, receiver_of, wait};
 use self::fair_queue::{FairQueue, QueueLimits, Turn};
 use self::unresponsive::UnresponsiveReceivers;
@@ -221,8 +222,8 @@ impl Webhooks {
             let Some(id) = *id else {
                 return WebhookAction::Settle(WebhookOutcome::Dead("not the id of a request".to_owned()));
             };
-            // A purged request needs no webhook; a replayed one gets another when it is final again.
-            let Some(request) = request(id).filter(|request| request.status.is_final()) else {
+            // A purged or cancelled request needs no webhook; a replayed one gets another when it is final again.
+            let Some(request) = request(id).filter(|request| request.status.has_outcome()) else {
                 return WebhookAction::Settle(WebhookOutcome::Done);
             };
             match receiver_of(&self.dependencies.keyring, request) {

@@ -26,7 +26,7 @@ use weir_store::request::{ClaimOrder, ClaimedJobs, DownstreamCapacity};
 
 use super::WorkerDependencies;
 use super::call::{FinishedJob, JobRunner};
-use super::concurrency::{ClaimKind, ClaimPermit, ConcurrencyPermits};
+use super::concurrency::{ClaimKind, ClaimPermit, ConcurrencyPermits, DownstreamUse};
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use crate::engines::broker_jobs::BrokerJobs;
@@ -70,10 +70,46 @@ struct RunningWork {
 /// The state of the claims by turns.
 #[derive(Default)]
 struct TurnState {
+    limited: LimitedDownstreams,
     turn: usize,
     order: ClaimOrder,
     /// Whether the last claim left jobs behind.
     has_more: bool,
+}
+
+/// When the limits of downstreams that were used up at the last claim may allow more calls.
+#[derive(Clone, Copy, Default)]
+struct LimitedDownstreams {
+    /// When the first rate does.
+    until: Option<Instant>,
+    /// Whether the end of a call does.
+    is_full: bool,
+}
+
+impl LimitedDownstreams {
+    fn add(&mut self, is_full: bool, pause: Option<Duration>) {
+        let until = pause.map(|pause| Instant::now() + pause);
+        self.until = [self.until, until].into_iter().flatten().min();
+        self.is_full |= is_full;
+    }
+
+    /// Whether a rate allows more by now.
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    async fn wait(&self, permits: &ConcurrencyPermits) {
+        let rate = async {
+            match self.until {
+                Some(until) => tokio::time::sleep_until(until.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = rate => {}
+            () = permits.wait_for_release(), if self.is_full => {}
+        }
+    }
 }
 
 /// When to claim again.
@@ -94,8 +130,7 @@ impl Worker {
     /// Creates a worker. It claims nothing until it runs.
     #[must_use]
     pub(crate) fn new(dependencies: WorkerDependencies) -> Self {
-        let downstreams =
-            Downstreams::new(&dependencies.settings, &dependencies.clock, &dependencies.metrics);
+        let downstreams = Downstreams::new(&dependencies);
         let rules = Arc::clone(&dependencies.settings.tenants);
         let permits = ConcurrencyPermits::new(dependencies.settings.concurrency, rules);
         Self { dependencies, downstreams, permits }
@@ -140,10 +175,14 @@ impl Worker {
             while let Some(ended) = work.calls.lock().try_join_next() {
                 log_panic(ended);
             }
-            let next = outcome.unwrap_or(NextClaim::After(PAUSE_AFTER_ERROR));
+            // Nothing is claimed sooner after an error.
+            let (next, limited) = match outcome {
+                Ok(next) => (next, state.limited),
+                Err(_) => (NextClaim::After(PAUSE_AFTER_ERROR), LimitedDownstreams::default()),
+            };
             work.is_busy.store(!matches!(next, NextClaim::Within(_)), Ordering::Relaxed);
             tokio::select! {
-                () = self.pause(next, broker_jobs.as_ref()) => {}
+                () = self.pause(next, &limited, broker_jobs.as_ref()) => {}
                 () = closing.cancelled() => {}
             }
             work.is_busy.store(true, Ordering::Relaxed);
@@ -179,7 +218,7 @@ impl Worker {
 
     /// Claims express jobs once. As every claim, it is never cancelled.
     async fn claim_express(&self, work: &RunningWork) -> Result<()> {
-        let claim = self.capacity(work, ClaimKind::Express, 0);
+        let claim = self.capacity(work, ClaimKind::Express, 0, &mut LimitedDownstreams::default());
         if claim.room.is_empty() {
             return Ok(());
         }
@@ -197,6 +236,7 @@ impl Worker {
         state: &mut TurnState,
         broker_jobs: Option<&mut BrokerJobs>,
     ) -> Result<NextClaim> {
+        let limited = std::mem::take(&mut state.limited);
         if !(self.dependencies.is_enabled)().await {
             return Ok(NextClaim::After(POLL));
         }
@@ -204,15 +244,15 @@ impl Worker {
             return Ok(NextClaim::WhenFree);
         }
         if let Some(broker_jobs) = broker_jobs
-            && let Some(next) = self.claim_named(work, state, broker_jobs).await?
+            && let Some(next) = self.claim_named(work, state, broker_jobs, limited).await?
         {
             return Ok(next);
         }
         self.refresh_unconfigured(work).await?;
         state.turn = state.turn.wrapping_add(1);
-        let claim = self.capacity(work, ClaimKind::Turns, state.turn);
+        let claim = self.capacity(work, ClaimKind::Turns, state.turn, &mut state.limited);
         if claim.room.is_empty() {
-            // Every downstream has an open breaker or all of its permits.
+            // Every downstream has an open breaker, all of its permits, or as many calls as its limits allow.
             return Ok(NextClaim::After(POLL / 4));
         }
         let Self { dependencies, permits, .. } = self;
@@ -227,13 +267,15 @@ impl Worker {
         Ok(next)
     }
 
-    /// Claims jobs that a broker names. Returns when to claim again unless the store is to be scanned as well. While more is
-    /// waiting than can be started, a half of the permits is left to the scan, in which tenants take turns.
+    /// Claims jobs that a broker names. Returns when to claim again unless the store is to be scanned as well: now and then, and when
+    /// the limits of a downstream, which were used up, may allow more. While more is waiting than can be started, a half of the
+    /// permits is left to the scan, in which tenants take turns.
     async fn claim_named(
         &self,
         work: &RunningWork,
         state: &mut TurnState,
         broker_jobs: &mut BrokerJobs,
+        limited: LimitedDownstreams,
     ) -> Result<Option<NextClaim>> {
         let (store, policy) = (&self.dependencies.store, &self.dependencies.settings.policy);
         let available = self.permits.available(ClaimKind::Turns);
@@ -242,9 +284,10 @@ impl Worker {
         let (is_idle, is_full) = (claimed.jobs.is_empty(), claimed.jobs.len() >= most);
         state.has_more |= is_full || claimed.is_held_back;
         self.start(work, claimed).await;
-        if state.has_more || broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
+        if state.has_more || limited.is_over() || broker_jobs.is_scan_due(POLL_BEHIND_BROKER) {
             return Ok(None);
         }
+        state.limited = limited;
         Ok(Some(if is_idle { NextClaim::Within(POLL_BEHIND_BROKER) } else { NextClaim::AtOnce }))
     }
 
@@ -257,16 +300,35 @@ impl Worker {
         Ok(())
     }
 
-    /// The capacity of a claim: for all downstreams in the settings and those of stored jobs.
-    fn capacity(&self, work: &RunningWork, kind: ClaimKind, turn: usize) -> ClaimPermit<'_> {
+    /// The capacity of a claim: for all downstreams in the settings and those of stored jobs. Both claims run on one task, so
+    /// neither counts between what the other counts and what it takes.
+    fn capacity(
+        &self,
+        work: &RunningWork,
+        kind: ClaimKind,
+        turn: usize,
+        limited: &mut LimitedDownstreams,
+    ) -> ClaimPermit<'_> {
         let unconfigured = work.unconfigured.lock();
         let names: BTreeSet<&str> =
             self.downstreams.names().chain(unconfigured.names.iter().map(String::as_str)).collect();
-        let admitted: Vec<(&str, usize)> = names
-            .into_iter()
-            .map(|name| (name, self.downstreams.get(name).breaker.available_calls()))
-            .collect();
+        let admitted: Vec<(&str, usize)> =
+            names.into_iter().map(|name| (name, self.admitted(name, limited))).collect();
         self.permits.capacity(&admitted, kind, turn)
+    }
+
+    /// How many jobs of a downstream its breaker and its limits allow. Records when its limits may allow more.
+    fn admitted(&self, name: &str, limited: &mut LimitedDownstreams) -> usize {
+        let (downstream, used) = (self.downstreams.get(name), self.used_by(name));
+        limited.add(downstream.limits.is_full(used.calls), downstream.limits.pause());
+        downstream.breaker.available_calls().min(downstream.limits.available_calls(used))
+    }
+
+    /// What the downstream that is called for this name uses: the default is also called for names that are no longer in the
+    /// settings.
+    fn used_by(&self, name: &str) -> DownstreamUse {
+        let downstream = self.downstreams.get(name);
+        self.permits.used_by(|other| Arc::ptr_eq(self.downstreams.get(other), downstream))
     }
 
     async fn start(&self, work: &RunningWork, claimed: ClaimedJobs) {
@@ -275,11 +337,12 @@ impl Worker {
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
             (self.dependencies.on_change)(job.id, RequestStatus::InProgress);
+            let running = self.used_by(&job.downstream).calls;
             let (permit, is_within) = self.permits.take(&job.downstream, &job.tenant);
             let downstream = Arc::clone(self.downstreams.get(&job.downstream));
             let (runner, reports) = (Arc::clone(&work.runner), work.reports.clone());
             let admission = if is_within {
-                runner.admit(&downstream)
+                runner.admit(&downstream, running)
             } else {
                 CallAdmission::Denied { until: runner.clock.now().plus(TENANT_DELAY) }
             };
@@ -306,7 +369,15 @@ impl Worker {
         }
     }
 
-    async fn pause(&self, next: NextClaim, broker_jobs: Option<&BrokerJobs>) {
+    /// Waits until the next claim, or until the limits of a downstream may allow more.
+    async fn pause(&self, next: NextClaim, limited: &LimitedDownstreams, broker_jobs: Option<&BrokerJobs>) {
+        tokio::select! {
+            () = self.pause_for(next, broker_jobs) => {}
+            () = limited.wait(&self.permits) => {}
+        }
+    }
+
+    async fn pause_for(&self, next: NextClaim, broker_jobs: Option<&BrokerJobs>) {
         match (next, broker_jobs) {
             (NextClaim::AtOnce, _) => self.permits.wait_for_several(LINGER).await,
             (NextClaim::WhenFree, _) => {

@@ -57,7 +57,7 @@ pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<ClaimCompa
 async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     let policy = RetryPolicy::default();
     let submits: Result<Vec<Submit>> = (0..BATCH as u64).map(|n| submit(batch * BATCH as u64 + n)).collect();
-    store.submit_batch(submits?.into(), None).await?;
+    store.submit_batch(submits?.into()).await?;
     let capacity = [DownstreamCapacity { downstream: "default".to_owned(), jobs: BATCH }];
     let began = Instant::now();
     let claimed = store.claim_jobs(&capacity, &ClaimOrder::default(), &policy).await?;
@@ -94,6 +94,7 @@ fn submit(n: u64) -> Result<Submit> {
         callback_url: None,
         trace: None,
         needs_broker: false,
+        limits: None,
     })
 }
 

@@ -49,7 +49,7 @@ async fn dead_requests_are_listed_shown_replayed_and_discarded(store: Store) {
     assert_eq!((&replayed["status"], &replayed["attempts"]), (&json!("ACCEPTED"), &json!(0)));
     assert_eq!(replayed["failureCode"], Value::Null);
     let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
-    assert_eq!(all.json(), json!({"replayed": 3}));
+    assert_eq!(all.json(), json!({"matched": 3, "replayed": 3}));
     let books = audit(&operator).await;
     let request = &books["request"];
     assert_eq!((&books["ok"], &request["dead"], &request["jobs"]), (&json!(true), &json!(1), &json!(4)));
@@ -83,8 +83,68 @@ async fn messages_and_requests_are_one_list(store: Store) {
     assert_eq!(replay.json(), json!({"replayed": 1}));
     assert_eq!(operator.delete(&format!("/admin/dlq/{last}")).await.unwrap().status, 204);
     let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
-    assert_eq!(all.json(), json!({"replayed": 1}));
+    assert_eq!(all.json(), json!({"matched": 1, "replayed": 1}));
     assert_eq!(operator.get("/admin/dlq").await.unwrap().json()["items"], json!([]));
+}
+
+async fn dead_letters_are_filtered_and_replayed_by_the_same_filter(store: Store) {
+    let api = Api::start(store).await;
+    let (acme, other, operator) = (api.caller("acme"), api.caller("other"), api.operator());
+    let send = async |caller, key: &str, kind: &str| {
+        let answer = submit(caller, &body(key, kind, json!(1))).await;
+        let id = answer.json()["requestId"].as_str().unwrap().to_owned();
+        api.bury(&id).await;
+        id
+    };
+    let pay = send(&acme, "a", "pay").await;
+    let refund = send(&acme, "b", "refund").await;
+    let of_other = send(&other, "c", "pay").await;
+    let message = "00000000-0000-7000-8000-000000000001";
+    api.bury_message(message).await;
+    let mut of_acme = vec![pay.clone(), refund.clone()];
+    of_acme.sort();
+    let mut requests = vec![pay.clone(), refund.clone(), of_other.clone()];
+    requests.sort();
+    let all = [vec![message.to_owned()], requests.clone()].concat();
+    let listed = async |query: &str| -> Vec<String> {
+        let page = operator.get(&format!("/admin/dlq?{query}")).await.unwrap().json();
+        page["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    };
+    for (query, expected) in [
+        ("", all.clone()),
+        ("topic=requests", requests.clone()),
+        ("topic=sms-outbound", vec![message.to_owned()]),
+        ("topic=nothing", vec![]),
+        ("tenant=acme", of_acme.clone()),
+        ("type=pay&tenant=acme", vec![pay.clone()]),
+        ("error=DOWNSTREAM_TIMEOUT&type=refund", vec![refund.clone()]),
+        ("error=malformed", vec![message.to_owned()]),
+        ("error=DOWNSTREAM", vec![]),
+        ("since=2020-01-01T00:00:00Z", all.clone()),
+        ("until=2020-01-01T00:00:00Z", vec![]),
+        ("since=2100-01-01T00:00:00Z", vec![]),
+    ] {
+        assert_eq!(listed(query).await, expected, "{query}");
+    }
+    let page = operator.get("/admin/dlq?tenant=acme&limit=1").await.unwrap().json();
+    assert_eq!((&page["items"][0]["id"], &page["nextCursor"]), (&json!(of_acme[0]), &json!(of_acme[0])));
+    assert_eq!(listed(&format!("tenant=acme&limit=1&cursor={}", of_acme[0])).await, [of_acme[1].clone()]);
+    assert_eq!(operator.get("/admin/dlq?since=yesterday").await.unwrap().status, 400);
+    let replay = async |body: Value| operator.post("/admin/dlq/replay", &body).await.unwrap();
+    let dry = replay(json!({"tenant": "acme", "dryRun": true})).await.json();
+    assert_eq!(dry, json!({"matched": 2, "replayed": 0}));
+    assert_eq!(replay(json!({"dryRun": true})).await.json(), json!({"matched": 4, "replayed": 0}));
+    assert_eq!(listed("").await, all, "nothing has changed");
+    let misspelled = replay(json!({"tenants": "acme"})).await;
+    assert_eq!(misspelled.status, 400, "it must not replay all");
+    let replayed = replay(json!({"tenant": "acme", "type": "pay"})).await.json();
+    assert_eq!(replayed, json!({"matched": 1, "replayed": 1}));
+    assert_eq!(get(&acme, &pay).await["status"], "ACCEPTED");
+    let replayed = replay(json!({"topic": "sms-outbound", "error": "malformed"})).await.json();
+    assert_eq!(replayed, json!({"matched": 1, "replayed": 1}));
+    let mut left = vec![refund, of_other];
+    left.sort();
+    assert_eq!(listed("").await, left);
 }
 
 async fn a_list_truncates_payloads_and_a_single_dead_letter_does_not(store: Store) {
@@ -152,6 +212,14 @@ async fn the_command_line_lists_replays_and_discards() {
     assert!(shown.contains("DOWNSTREAM_TIMEOUT") && shown.contains("amount"), "{shown}");
     let shown: Value = serde_json::from_str(&dlq(&api, &["show", &one, "--json"]).1).unwrap();
     assert_eq!(shown["id"], json!(one));
+    let (_, none, _) = dlq(&api, &["list", "--tenant", "other & co", "--type", "pay"]);
+    assert_eq!(none, "0 dead letters\n");
+    let (_, found, _) = dlq(&api, &["list", "--tenant", "acme", "--topic", "requests"]);
+    assert!(found.ends_with("2 dead letters\n"), "{found}");
+    let (_, counted, _) = dlq(&api, &["replay", "--type", "pay", "--dry-run"]);
+    assert_eq!(counted, "2 match; nothing was replayed (--dry-run)\n");
+    assert_eq!(dlq(&api, &["replay", "--tenant", "other"]).1, "0 replayed\n");
+    assert!(!dlq(&api, &["replay", "--all", "--tenant", "acme"]).0);
     assert_eq!(dlq(&api, &["replay", &one]).1, "1 replayed\n");
     assert_eq!(dlq(&api, &["discard", &other]).1, "1 discarded\n");
     assert_eq!(dlq(&api, &["replay", "--all"]).1, "0 replayed\n");
@@ -169,5 +237,6 @@ async fn the_command_line_lists_replays_and_discards() {
 on_each_engine!(
     dead_requests_are_listed_shown_replayed_and_discarded,
     messages_and_requests_are_one_list,
+    dead_letters_are_filtered_and_replayed_by_the_same_filter,
     a_list_truncates_payloads_and_a_single_dead_letter_does_not,
 );

@@ -12,7 +12,7 @@ use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, RequestId, Timestamp};
 use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use weir_queue::{ClaimReceipt, Message, MessageClaim, MessageSource, Position, Settlement};
-use weir_store::request::{RequestStore, SubmitOutcome};
+use weir_store::request::{CancelOutcome, RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
 use super::fixtures::{Fixture, RunningWorker, until};
@@ -103,6 +103,7 @@ async fn a_request_published_after_its_commit_is_accepted_and_completed() {
         id,
         status: RequestStatus::PendingEnqueue,
         accepted_at: fixture.engine.clock().now(),
+        window: None,
     };
     let mut outcomes = [SubmitOutcome::Conflict, SubmitOutcome::Accepted(receipt)];
     broker(&fixture, &memory).publish_accepted(&mut outcomes).await;
@@ -130,6 +131,22 @@ async fn a_duplicate_id_runs_once_and_an_invalid_id_is_a_dead_letter() {
     worker.stop().await;
     let changes = fixture.changes.lock();
     assert_eq!(*changes, [(id, RequestStatus::InProgress), (id, RequestStatus::Completed)]);
+}
+
+#[tokio::test]
+async fn the_id_of_a_cancelled_request_is_skipped() {
+    let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
+    let (cancelled, other) = (submit(&fixture).await, submit(&fixture).await);
+    broker(&fixture, &memory).publish(&[cancelled, other]).await.unwrap();
+    assert_eq!(fixture.engine.cancel_request(cancelled).await.unwrap(), CancelOutcome::Cancelled);
+    let worker = start_with_broker(&fixture, &memory);
+    assert_eq!(fixture.end_of(other).await.status, RequestStatus::Completed);
+    worker.stop().await;
+    let request = fixture.find(cancelled).await;
+    assert_eq!((request.status, request.attempts), (RequestStatus::Cancelled, 0));
+    assert_eq!((memory.messages.lock().len(), memory.dead.load(Ordering::SeqCst)), (0, 0));
+    let changes = fixture.changes.lock();
+    assert_eq!(*changes, [(other, RequestStatus::InProgress), (other, RequestStatus::Completed)]);
 }
 
 #[tokio::test]

@@ -22,14 +22,18 @@ use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId};
 use weir_store::request::{Request, RequestStore, Submit, SubmitOutcome};
 use weir_store_sqlite::Sqlite;
 
+use crate::auth::webhook::WebhookSecret;
 use crate::request::encryption::{Keyring, SealedField, TextKeys};
 use crate::request::metrics::WorkMetrics;
-use crate::request::settings::RequestSettings;
+use crate::request::settings::{RequestSettings, Secret};
 use crate::request::stored_form::StoredForm;
 use crate::request::work::{Worker, WorkerDependencies};
 use crate::settings::Settings;
 use crate::settings::source::Sources;
 use crate::settings::store::Formats;
+
+/// The master secret of webhooks.
+pub(super) const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 /// How long a test waits for what must happen.
 pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -88,12 +92,20 @@ impl Fixture {
             keyring: Arc::clone(&self.keyring),
             form: self.form(),
             clock: self.engine.clock(),
+            secret: self.secret(),
+            wall_clock: self.engine.clock(),
             settings: self.settings.clone(),
             metrics: self.metrics.clone(),
             is_enabled: Arc::new(|| Box::pin(std::future::ready(true))),
             on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
             grace: Duration::from_secs(10),
         }
+    }
+
+    pub(super) fn secret(&self) -> WebhookSecret {
+        let mut settings = self.settings.clone();
+        settings.webhook_secret = Some(Secret(SECRET.to_owned()));
+        WebhookSecret::load(&settings, std::path::Path::new("")).unwrap()
     }
 
     fn form(&self) -> Arc<StoredForm> {
@@ -114,7 +126,7 @@ impl Fixture {
         let mut submit = self.submission(payload);
         change(&mut submit);
         let id = submit.id;
-        let outcomes = self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
+        let outcomes = self.engine.submit_batch(vec![submit].into()).await.unwrap();
         assert!(matches!(outcomes[..], [SubmitOutcome::Accepted(_)]));
         id
     }
@@ -134,6 +146,7 @@ impl Fixture {
             callback_url: None,
             trace: None,
             needs_broker: false,
+            limits: None,
         }
     }
 

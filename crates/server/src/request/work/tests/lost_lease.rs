@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
-use weir_store::request::{ClaimOrder, RequestStore};
+use weir_queue::Queue;
+use weir_store::request::{CancelOutcome, ClaimOrder, RequestStore, WEBHOOKS_TOPIC};
 
 use super::fixtures::{FakeDownstream, Fixture, RunningWorker, answer, until};
 use crate::request::settings::RequestSettings;
@@ -34,6 +35,40 @@ async fn another_worker_takes_a_crashed_workers_jobs_when_the_lease_ends() {
     let request = fixture.end_of(id).await;
     assert_eq!((request.status, request.attempts, server.calls()), (RequestStatus::Completed, 2, 2));
     worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_comes_of_a_call_is_thrown_away_if_its_request_was_cancelled() {
+    let release = Arc::new(Notify::new());
+    let gate = Arc::clone(&release);
+    let server = FakeDownstream::start(move |n| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if n == 0 {
+                gate.notified().await;
+            }
+            answer(200, "done")
+        }
+    })
+    .await;
+    let mut fixture = Fixture::new(Some(&server.url));
+    fixture.settings.downstream.read_timeout = Duration::from_secs(20);
+    let worker = fixture.start();
+    let url = Some("https://example.com/hook".to_owned());
+    let id = fixture.submit_with("{}", |submit| submit.callback_url = url).await;
+    until("the call is under way", || async { server.calls() == 1 }).await;
+    assert_eq!(fixture.engine.cancel_request(id).await.unwrap(), CancelOutcome::Cancelled);
+    release.notify_one();
+    // The worker reports, is refused, and goes on with other jobs.
+    let next = fixture.submit("{}").await;
+    assert_eq!(fixture.end_of(next).await.status, RequestStatus::Completed);
+    worker.stop().await;
+    let request = fixture.find(id).await;
+    assert_eq!((request.status, request.result, request.attempts), (RequestStatus::Cancelled, None, 1));
+    let webhooks = fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap();
+    assert_eq!((webhooks.accepted, server.calls()), (0, 2));
+    let changes = fixture.changes.lock().clone();
+    assert!(!changes.contains(&(id, RequestStatus::Completed)), "{changes:?}");
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
 //! The status of a request after each behaviour of its downstream.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use weir_core::request::retry::RetryBackoff;
 use weir_core::request::state::RequestStatus;
 use weir_store::request::{ClaimOrder, Request, RequestStore};
 
@@ -86,7 +87,7 @@ async fn an_empty_response_completes_without_a_result() {
 
 #[tokio::test]
 async fn a_refusal_or_a_redirect_is_final_at_once() {
-    for (status, code) in [(422, "DOWNSTREAM_REJECTED"), (429, "DOWNSTREAM_REJECTED")] {
+    for (status, code) in [(400, "DOWNSTREAM_REJECTED"), (422, "DOWNSTREAM_REJECTED")] {
         let server = FakeDownstream::always(status, "no").await;
         let (_, request) = end_with(&server.url).await;
         assert_eq!((request.status, failure(&request)), (RequestStatus::FailedPermanent, code));
@@ -113,6 +114,41 @@ async fn a_failing_downstream_is_retried_until_it_succeeds() {
     let (fixture, request) = end_with(&server.url).await;
     assert_eq!((request.status, request.attempts, server.calls()), (RequestStatus::Completed, 3, 3));
     assert_eq!(fixture.metrics.retries.get(), 2);
+}
+
+#[tokio::test]
+async fn a_downstream_that_asks_for_time_is_called_again_and_not_before() {
+    for status in [408, 425, 429] {
+        let server = FakeDownstream::start(move |n| async move {
+            let mut answer = answer(if n < 2 { status } else { 200 }, "");
+            if n == 0 {
+                answer.headers_mut().insert("retry-after", "1".parse().unwrap());
+            }
+            answer
+        });
+        let mut fixture = Fixture::new(Some(&server.await.url));
+        let (first, longest) = (Duration::from_millis(1), Duration::from_secs(5));
+        fixture.settings.policy.backoff = RetryBackoff::new(first, longest).unwrap();
+        let begun = Instant::now();
+        let worker = fixture.start();
+        let id = fixture.submit("{}").await;
+        let request = fixture.end_of(id).await;
+        worker.stop().await;
+        assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 3), "{status}");
+        assert!(
+            begun.elapsed() >= Duration::from_secs(1),
+            "Retry-After counts, not only the backoff of some milliseconds"
+        );
+        assert_eq!(fixture.metrics.retries.get(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_downstream_that_always_asks_for_time_ends_as_a_dead_letter() {
+    let server = FakeDownstream::always(429, "").await;
+    let (fixture, request) = end_with(&server.url).await;
+    assert_eq!((request.status, failure(&request)), (RequestStatus::FailedRetryExhausted, "DOWNSTREAM_BUSY"));
+    assert_eq!((request.attempts, fixture.engine.count_dead_requests().await.unwrap()), (5, 1));
 }
 
 #[tokio::test]

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
-use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity, JobCounts,
-    JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, ResealedRequest,
-    Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome,
-    TenantCapacity,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
+    ErasedBatch, JobCounts, JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -93,7 +92,7 @@ impl RequestStore for Outage {
     async fn wait_for_express_jobs(&self, at_most: Duration) {
         self.engine.wait_for_express_jobs(at_most).await;
     }
-    async fn submit_batch(&self, _: Batch<Submit>, _: Option<QuotaLimits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, _: Batch<Submit>) -> Result<Vec<SubmitOutcome>> {
         unreachable!()
     }
     async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {
@@ -114,6 +113,9 @@ impl RequestStore for Outage {
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
         unreachable!()
     }
+    async fn cancel_request(&self, _: RequestId) -> Result<CancelOutcome> {
+        unreachable!()
+    }
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         self.engine.pending_requests(older_than, limit).await
     }
@@ -123,10 +125,22 @@ impl RequestStore for Outage {
     async fn dead_requests(&self, _: Option<RequestId>, _: usize, _: usize) -> Result<Vec<DeadRequest>> {
         unreachable!()
     }
-    async fn replay_request(&self, _: RequestId) -> Result<bool> {
+    async fn replay_requests(&self, _: &[RequestId]) -> Result<Vec<RequestId>> {
         unreachable!()
     }
-    async fn replay_requests(&self, _: usize) -> Result<Vec<RequestId>> {
+    async fn begin_erasure(&self, _: &TenantId, _: usize) -> Result<u64> {
+        unreachable!()
+    }
+    async fn erase_some(&self, _: usize) -> Result<Option<ErasedBatch>> {
+        Ok(None)
+    }
+    async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
+        unreachable!()
+    }
+    async fn put_tenant_limit(&self, _: &TenantLimit) -> Result<bool> {
+        unreachable!()
+    }
+    async fn delete_tenant_limit(&self, _: &TenantId) -> Result<bool> {
         unreachable!()
     }
     async fn discard_request(&self, _: RequestId) -> Result<bool> {

@@ -10,18 +10,8 @@ use weir_core::{ManualClock, TenantId, Timestamp};
 use weir_queue::{MessageSource, Queue};
 use weir_store::request::{RequestStore, Submit, WEBHOOKS_TOPIC};
 
-use super::fixtures::{FakeDownstream, Fixture, answer, until};
-use crate::auth::webhook::WebhookSecret;
-use crate::request::settings as config;
+use super::fixtures::{FakeDownstream, Fixture, SECRET, answer, until};
 use crate::request::work::webhooks::{WebhookDependencies, Webhooks};
-
-const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
-
-fn secret(fixture: &Fixture) -> WebhookSecret {
-    let mut settings = fixture.settings.clone();
-    settings.webhook_secret = Some(config::Secret(SECRET.to_owned()));
-    WebhookSecret::load(&settings, std::path::Path::new("")).unwrap()
-}
 
 fn start(fixture: &Fixture) -> CancellationToken {
     start_task(fixture).0
@@ -33,7 +23,7 @@ fn start_task(fixture: &Fixture) -> (CancellationToken, JoinHandle<()>) {
         queue: Arc::new(fixture.engine.clone()),
         store: Arc::new(fixture.engine.clone()),
         keyring: Arc::clone(&fixture.keyring),
-        secret: secret(fixture),
+        secret: fixture.secret(),
         clock: fixture.engine.clock(),
         steady_clock: fixture.engine.clock(),
         metrics: fixture.metrics.clone(),
@@ -53,7 +43,7 @@ async fn complete_some(fixture: &Fixture, tenant: &str, callback_url: &str, coun
     let expected = queued().await + count as u64;
     let worker = fixture.start();
     let batch: Vec<_> = std::iter::repeat_with(submission).take(count).collect();
-    fixture.engine.submit_batch(batch.into(), None).await.unwrap();
+    fixture.engine.submit_batch(batch.into()).await.unwrap();
     until("their webhooks are queued", || async { queued().await == expected }).await;
     worker.stop().await;
 }
@@ -98,7 +88,7 @@ async fn a_final_status_is_sent_as_a_signed_webhook() {
     let verify = |secret: &str| {
         webhook::verify(&[SigningSecret::parse(secret).unwrap()], message, fixture.engine.clock().now())
     };
-    let of_tenant = |name: &str| secret(&fixture).tenant_secret(&TenantId::parse(name).unwrap());
+    let of_tenant = |name: &str| fixture.secret().tenant_secret(&TenantId::parse(name).unwrap());
     assert_eq!(verify(&of_tenant("acme")), Ok(()));
     assert!(verify(&of_tenant("rival")).is_err() && verify(SECRET).is_err(), "nobody else could sign it");
     assert!(message.id.starts_with(&id.to_string()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use weir_core::{TenantId, webhook};
+use weir_core::{TenantId, Timestamp, webhook};
 use weir_store::Result;
 use weir_store::request::Request;
 
@@ -65,10 +65,11 @@ impl Webhooks {
         if let Some(time_left) = self.unresponsive.time_left(tenant, receiver, now) {
             return Ok(self.defer_or_retry(item, time_left));
         }
-        // A purged request needs no webhook; a replayed one gets another when it is final again.
-        let found =
-            self.dependencies.store.find_request(item.id).await?.filter(|request| request.status.is_final());
-        let Some(request) = found else { return Ok(WebhookOutcome::Done) };
+        // A purged or cancelled request needs no webhook; a replayed one gets another when it is final again.
+        let found = self.dependencies.store.find_request(item.id).await?;
+        let Some(request) = found.filter(|request| request.status.has_outcome()) else {
+            return Ok(WebhookOutcome::Done);
+        };
         let target = match receiver_of(&self.dependencies.keyring, &request) {
             Ok((target, _)) => target,
             Err(outcome) => return Ok(outcome),
@@ -125,13 +126,23 @@ impl Webhooks {
         let mut headers = HeaderMap::with_capacity(7);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, AGENT);
-        for (header, value) in [(ID, name), (TIMESTAMP, &webhook::timestamp(now)), (SIGNATURE, &signature)] {
-            // Digits, hyphens and base64 are always a header's value.
-            if let Ok(value) = HeaderValue::try_from(value) {
-                headers.insert(header, value);
-            }
-        }
+        write_signature(&mut headers, name, now, &signature);
         headers
+    }
+}
+
+/// Writes the headers of a signed message, as Standard Webhooks names them.
+pub(in crate::request::work) fn write_signature(
+    headers: &mut HeaderMap,
+    id: &str,
+    at: Timestamp,
+    signature: &str,
+) {
+    for (header, value) in [(ID, id), (TIMESTAMP, &*webhook::timestamp(at)), (SIGNATURE, signature)] {
+        // Digits, hyphens and base64 are always a header's value.
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(header, value);
+        }
     }
 }
 
