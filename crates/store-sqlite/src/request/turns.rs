@@ -39,9 +39,9 @@ const COUNT_UNFINISHED: &str = "
     SELECT count(*) FROM (
         SELECT 1 FROM request_record
         WHERE downstream = ?1 AND tenant_id = ?2 AND claimable_at IS NOT NULL AND is_parked = 0 LIMIT ?3)";
-/// Behind [`CLAIM`].
+/// Behind [`CLAIM`]. With `claimable_at IS NOT NULL`, which the comparison implies, SQLite would take another index.
 pub(super) const DUE_OF_TENANT: &str = "
-    WHERE downstream = ?1 AND tenant_id = ?2 AND claimable_at <= ?3 AND claimable_at IS NOT NULL AND is_parked = 0
+    WHERE downstream = ?1 AND tenant_id = ?2 AND claimable_at <= ?3 AND is_parked = 0
     ORDER BY claimable_at LIMIT ?4";
 /// Behind [`CLAIM`]. The last accepted come first.
 pub(super) const EXPRESS: &str = "

@@ -317,11 +317,13 @@ impl Worker {
         self.permits.capacity(&admitted, kind, turn)
     }
 
-    /// How many jobs of a downstream its breaker and its limits allow. Records when its limits may allow more.
+    /// How many jobs of a downstream its breaker and its limits allow beside what the other claim may bring. Records when its limits
+    /// may allow more.
     fn admitted(&self, name: &str, limited: &mut LimitedDownstreams) -> usize {
         let (downstream, used) = (self.downstreams.get(name), self.used_by(name));
         limited.add(downstream.limits.is_full(used.calls), downstream.limits.pause());
-        downstream.breaker.available_calls().min(downstream.limits.available_calls(used))
+        let by_breaker = downstream.breaker.available_calls().saturating_sub(used.claimed);
+        by_breaker.min(downstream.limits.available_calls(used))
     }
 
     /// What the downstream that is called for this name uses: the default is also called for names that are no longer in the
