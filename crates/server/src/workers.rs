@@ -8,6 +8,7 @@ use weir_store::Result;
 use weir_store::request::Rollout;
 
 use crate::app::App;
+use crate::quota::maintenance::KeyPurge;
 use crate::quota::sender::Sender;
 use crate::request::work::maintenance::Maintenance;
 use crate::request::work::webhooks::Webhooks;
@@ -46,6 +47,9 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
         start_request_worker(app, &workers)?;
     }
     if roles.reconciler {
+        let purge =
+            KeyPurge { store: Arc::clone(&app.engines.store.quota), metrics: app.metrics.quota.clone() };
+        workers.spawn(purge.run(app.shutdown.closing().clone()));
         start_maintenance(app, &workers);
     }
     workers.close();

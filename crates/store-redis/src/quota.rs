@@ -6,6 +6,7 @@
 //! limit, a thousand at most, for each server). A reservation that is idle for a while is given back.
 
 mod invalidation;
+mod keyed;
 mod reply;
 mod spend;
 mod write_behind;
@@ -19,7 +20,8 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, UserId};
 use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::quota::{
-    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome, UnusedReservation,
+    CacheMetrics, EnqueueOutcome, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome,
+    UnusedReservation,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -131,16 +133,43 @@ impl QuotaStore for RedisQuota {
         .await
     }
 
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let (shared, task_user) = (Arc::clone(&self.shared), user.clone());
+        let changed: Quota = join(tokio::spawn(async move {
+            let user = task_user;
+            let row = shared.store.change_limits(&user, limits).await?;
+            // Units that the hash held in this window are given back, so that its count is exact.
+            shared.invalidate(&user, Some(&row)).await?;
+            shared.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
+            Ok(row)
+        }))
+        .await?;
+        Ok(self.find(user).await?.unwrap_or(changed))
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let mut listed = self.shared.store.list(after, limit).await?;
+        let calls: Vec<_> =
+            listed.iter().map(|(user, _)| KeyCall { key: key(user), arguments: Vec::new() }).collect();
+        let replies = self.shared.redis.call_each(Script::QuotaPeek, &[&self.shared.epoch()], &calls).await;
+        for ((user, row), reply) in listed.iter_mut().zip(replies) {
+            let Some(hash) = reply.ok().as_ref().and_then(reply::parse_peek) else { continue };
+            match hash.live_row(row) {
+                Some(live) => *row = live,
+                None => *row = self.find(user).await?.unwrap_or(*row),
+            }
+        }
+        Ok(listed)
+    }
+
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         for _read in 0..READS_MAX {
             let Some(row) = self.shared.store.find(user).await? else { return Ok(None) };
             match self.shared.peek(user).await {
-                Ok(Some(hash)) if hash.window == row.last_refresh => {
-                    // Units may be reserved between the two reads: then the row is too old, and both are read again.
-                    let unused = hash.reserved.saturating_sub(hash.count);
-                    if hash.reserved <= row.current_count {
-                        let current_count = row.current_count.saturating_sub(unused);
-                        return Ok(Some(Quota { current_count, ..row }));
+                // Units may be reserved between the two reads: then the row is too old, and both are read again.
+                Ok(Some(hash)) => {
+                    if let Some(live) = hash.live_row(&row) {
+                        return Ok(Some(live));
                     }
                 }
                 _ => return Ok(Some(row)),
@@ -165,7 +194,15 @@ impl QuotaStore for RedisQuota {
         if !self.shared.limit_changes.is_current() {
             return self.shared.store.send_batch(batch).await;
         }
-        spend::send_batch(&self.shared, &self.write_behind, batch.take()).await
+        let batch = batch.take();
+        if batch.iter().all(|send| send.key.is_none()) {
+            return spend::send_batch(&self.shared, &self.write_behind, batch).await;
+        }
+        self.send_mixed_batch(batch).await
+    }
+
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        self.shared.store.purge_keys(limit).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {
@@ -175,6 +212,38 @@ impl QuotaStore for RedisQuota {
     async fn close(&self) {
         self.write_behind.close().await;
         self.shared.store.close().await;
+    }
+}
+
+impl RedisQuota {
+    /// Decides sends with keys and those without beside each other.
+    async fn send_mixed_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        let has_key: Vec<bool> = batch.iter().map(|send| send.key.is_some()).collect();
+        let (with, without): (Vec<_>, Vec<_>) = batch.into_iter().partition(|send| send.key.is_some());
+        let (with_count, without_count) = (with.len(), without.len());
+        let (with, without) = tokio::join!(keyed::send_batch(&self.shared, with), async {
+            if without.is_empty() {
+                return Ok(Vec::new());
+            }
+            spend::send_batch(&self.shared, &self.write_behind, without).await
+        });
+        if without_count == 0 {
+            return with;
+        }
+        // An error of one part must not fail the other.
+        let or_unknown = |outcomes: Result<Vec<SendOutcome>>, count: usize| {
+            outcomes.unwrap_or_else(|error| {
+                tracing::warn!(error = %error.with_causes(), "a part of a batch of sends failed");
+                vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); count]
+            })
+        };
+        if let (Err(error), Err(_)) = (&with, &without) {
+            return Err(error.clone());
+        }
+        let mut with = or_unknown(with, with_count).into_iter();
+        let mut without = or_unknown(without, without_count).into_iter();
+        let next = |has_key| if has_key { with.next() } else { without.next() };
+        Ok(has_key.into_iter().filter_map(next).collect())
     }
 }
 

@@ -28,6 +28,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0018_request_trace.sql"),
     include_str!("../migrations/0019_request_index.sql"),
     include_str!("../migrations/0020_dead_letter_topic.sql"),
+    include_str!("../migrations/0021_quota_idempotency.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -61,6 +61,20 @@ fn describe(limits: QuotaLimits) -> String {
     format!("rateLimit={} timeWindowMinutes={}", limits.rate_limit(), limits.time_window_minutes())
 }
 
+/// Expired idempotency keys could not be deleted. Logged once per outage.
+pub(super) struct KeysPurgeFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl KeysPurgeFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot delete expired idempotency keys of sends; retrying until it succeeds"
+        );
+    }
+}
+
 /// A batch could not be claimed, written or settled. Logged once per outage.
 pub(super) struct DeliveryFailed<'a> {
     pub(super) error: &'a Error,

@@ -18,12 +18,16 @@ pub struct QuotaMetrics {
     /// Sends refused by the denial cache.
     pub denied_from_cache: Counter,
     not_configured: Counter,
+    replayed: Counter,
+    key_conflict: Counter,
     failed: Counter,
     deliveries: Family<OutcomeLabels, Counter>,
     /// Messages delivered by the sender.
     pub delivered: Counter,
     /// Messages that the sender could not decode.
     pub malformed: Counter,
+    /// Idempotency keys that were deleted when they had expired.
+    pub keys_purged: Counter,
     cache: CacheMetrics,
 }
 
@@ -39,11 +43,14 @@ impl QuotaMetrics {
             denied: counter(&sends, "denied"),
             denied_from_cache: counter(&sends, "denied_from_memory"),
             not_configured: counter(&sends, "not_configured"),
+            replayed: counter(&sends, "replayed"),
+            key_conflict: counter(&sends, "key_conflict"),
             failed: counter(&sends, "failed"),
             sends,
             delivered: counter(&deliveries, "sent"),
             malformed: counter(&deliveries, "malformed"),
             deliveries,
+            keys_purged: Counter::default(),
             cache,
         }
     }
@@ -52,6 +59,8 @@ impl QuotaMetrics {
         r.register("quota_sends", "Calls of /api/send by outcome", self.sends.clone());
         let forgotten = "Users removed from the denial cache because their limits changed, on any server";
         r.register("quota_cache_forgotten", forgotten, self.cache.forgotten.clone());
+        let purged = "Idempotency keys of sends that were deleted when they had expired";
+        r.register("quota_keys_purged", purged, self.keys_purged.clone());
         r.register("quota_deliveries", "Messages claimed by the sender, by outcome", self.deliveries.clone());
     }
 
@@ -61,6 +70,8 @@ impl QuotaMetrics {
             Ok(SendOutcome::Accepted { .. }) => &self.accepted,
             Ok(SendOutcome::Denied { .. }) => &self.denied,
             Ok(SendOutcome::NotConfigured) => &self.not_configured,
+            Ok(SendOutcome::Replayed { .. }) => &self.replayed,
+            Ok(SendOutcome::KeyConflict) => &self.key_conflict,
             Ok(SendOutcome::NotQueued(_)) | Err(_) => &self.failed,
         }
         .inc();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 use weir_core::Timestamp;
-use weir_core::quota::QuotaLimits;
+use weir_core::quota::{Quota, QuotaLimits};
 
 /// The reply of `quota_spend` or `quota_install` for one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,19 @@ pub(crate) struct PeekedHash {
     pub(crate) window: Timestamp,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
+}
+
+impl PeekedHash {
+    /// The row without the units of its window that the hash holds unused. `None` if units were reserved after the row was
+    /// read, which is then too old.
+    pub(crate) fn live_row(&self, row: &Quota) -> Option<Quota> {
+        if self.window != row.last_refresh {
+            return Some(*row);
+        }
+        let unused = self.reserved.saturating_sub(self.count);
+        (self.reserved <= row.current_count)
+            .then(|| Quota { current_count: row.current_count.saturating_sub(unused), ..*row })
+    }
 }
 
 pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {

@@ -276,7 +276,7 @@ async fn enqueue(
     let accepted: Vec<_> = granted
         .iter()
         .map(|&(command, SendGrant { at, .. })| {
-            let SendMessage { user, message, trace } = &batch[command];
+            let SendMessage { user, message, trace, key: _ } = &batch[command];
             let message_id = MessageId::new(at, random_bytes());
             AcceptedMessage { message_id, user, message, trace: trace.as_ref(), at }
         })

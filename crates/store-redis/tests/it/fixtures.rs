@@ -76,6 +76,17 @@ impl QuotaStore for SettledQuota {
         Ok(row)
     }
 
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let before = self.received.count(user);
+        let row = self.quota.change_limits(user, limits).await?;
+        self.wait_for_change(user, before).await;
+        Ok(row)
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        self.quota.list(after, limit).await
+    }
+
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         self.quota.find(user).await
     }
@@ -91,6 +102,10 @@ impl QuotaStore for SettledQuota {
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         self.quota.send_batch(batch).await
+    }
+
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        self.quota.purge_keys(limit).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {
