@@ -4,6 +4,7 @@
 mod events;
 pub(crate) mod maintenance;
 pub(crate) mod metrics;
+pub(crate) mod provider;
 pub(crate) mod routes;
 pub(crate) mod send_keys;
 pub(crate) mod sender;

@@ -347,7 +347,7 @@ impl ReservableStore for Postgres {
             return Ok(publish_accepted(&**publisher, accepted).await);
         }
         if !accepted.is_empty() {
-            let session = self.inner.pool.session().await?;
+            let session = self.inner.pool.session().await.map_err(Error::before_commit)?;
             // Pipelined: `BEGIN` is sent first and does not cost a round trip of its own.
             let begin = session.bounded(session.batch_execute("BEGIN"));
             try_join(begin, save(&session, &[], accepted)).await?;

@@ -234,7 +234,7 @@ impl RedisQuota {
         let or_unknown = |outcomes: Result<Vec<SendOutcome>>, count: usize| {
             outcomes.unwrap_or_else(|error| {
                 tracing::warn!(error = %error.with_causes(), "a part of a batch of sends failed");
-                vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); count]
+                vec![SendOutcome::NotQueued(EnqueueOutcome::of_error(&error)); count]
             })
         };
         if let (Err(error), Err(_)) = (&with, &without) {

@@ -45,6 +45,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("tier/spent.rs", "READ", JOURNAL),
     // The first rows of an index.
     ("request/maintenance.rs", "DEAD_IDS", "the first of the table, as many as the limit says"),
+    ("quota/send_keys.rs", "PURGE", "the first of the table, as many as the limit says"),
     ("request/maintenance.rs", "DELETE_KEYS", "the first of the table, as many as the limit says"),
     ("request/jobs.rs", "DOWNSTREAMS", "the scan is of the names found so far, one for each downstream"),
     ("slot/due.rs", "LIST_DUE", "only one batch is sorted, which an index has selected"),

@@ -15,7 +15,7 @@ pub use self::send_keys::{SendKey, SendKeyHash, SendRecord};
 pub use crate::limit_changes::LimitChangeFeed;
 
 use self::send_keys::{KeyChanges, KeyDecision};
-use crate::{Batch, Result};
+use crate::{Batch, Error, Result};
 
 /// The topic of accepted messages.
 pub const TOPIC: &str = "sms-outbound";
@@ -157,6 +157,17 @@ pub enum EnqueueOutcome {
     Failed,
     /// The broker did not answer in time: the message may or may not be enqueued.
     Unknown,
+}
+
+impl EnqueueOutcome {
+    /// The outcome for a message whose batch failed.
+    #[must_use]
+    pub const fn of_error(error: &Error) -> Self {
+        match error {
+            Error::NotDone { .. } | Error::Overloaded { .. } | Error::ShuttingDown => Self::Failed,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// Random bytes for ids; not for secrets.

@@ -2,6 +2,7 @@
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use weir_store::Result;
 use weir_store::quota::{CacheMetrics, SendOutcome};
@@ -26,6 +27,12 @@ pub struct QuotaMetrics {
     pub delivered: Counter,
     /// Messages that the sender could not decode.
     pub malformed: Counter,
+    /// Calls to the provider after which a message is tried again.
+    pub retried: Counter,
+    /// Messages that the provider did not accept.
+    pub given_up: Counter,
+    /// The state of the provider's circuit breaker.
+    pub provider_breaker: Gauge,
     /// Idempotency keys that were deleted when they had expired.
     pub keys_purged: Counter,
     cache: CacheMetrics,
@@ -49,6 +56,9 @@ impl QuotaMetrics {
             sends,
             delivered: counter(&deliveries, "sent"),
             malformed: counter(&deliveries, "malformed"),
+            retried: counter(&deliveries, "retried"),
+            given_up: counter(&deliveries, "given_up"),
+            provider_breaker: Gauge::default(),
             deliveries,
             keys_purged: Counter::default(),
             cache,
@@ -61,7 +71,13 @@ impl QuotaMetrics {
         r.register("quota_cache_forgotten", forgotten, self.cache.forgotten.clone());
         let purged = "Idempotency keys of sends that were deleted when they had expired";
         r.register("quota_keys_purged", purged, self.keys_purged.clone());
-        r.register("quota_deliveries", "Messages claimed by the sender, by outcome", self.deliveries.clone());
+        let breaker = "Circuit breaker of sender.url: 0 closed, 1 half-open, 2 open";
+        r.register("quota_provider_breaker_state", breaker, self.provider_breaker.clone());
+        r.register(
+            "quota_deliveries",
+            "Messages claimed by the sender, by outcome; one that is tried again is counted each time",
+            self.deliveries.clone(),
+        );
     }
 
     /// Counts a send that the store decided, or failed to decide.

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use weir_core::quota::{Grant, Quota, QuotaLimits, QuotaLimitsError};
 use weir_core::{IdempotencyKey, MessageId, Timestamp, UserId};
 use weir_queue::rfc3339;
+use weir_store::Error;
 use weir_store::quota::{EnqueueOutcome, SendMessage, SendOutcome};
 
 use crate::app::App;
@@ -305,9 +306,9 @@ pub(crate) async fn delete_quota(
         (
             status = 503,
             description = "The store did not answer in time, or too many calls are waiting. Wait \
-                `Retry-After` seconds and send again. If the server was overloaded, nothing was counted. If \
-                the store failed during a commit, the outcome is unknown, and a retry may deliver the \
-                message twice. `/health` says which engine is down.",
+                `Retry-After` seconds and send again. The message says whether nothing was sent, or the outcome is \
+                unknown: then a retry may deliver the message twice, unless both calls have the same \
+                `Idempotency-Key`. `/health` says which engine is down.",
         ),
     ),
 )]
@@ -328,9 +329,18 @@ pub(crate) async fn send_message(
     let trace = RequestContext::current_trace();
     let send = SendMessage { user: user.clone(), message: request.message, key: None, trace };
     let outcome = match &key {
-        Some(key) => app.quota.send_once(send, key).await?,
-        None => app.quota.send(send).await?,
+        Some(key) => app.quota.send_once(send, key).await,
+        None => app.quota.send(send).await,
     };
+    let outcome = outcome.map_err(|error| {
+        let is_not_sent = matches!(error, Error::NotDone { .. });
+        let error = ApiError::from(error);
+        if is_not_sent {
+            error.with_message("The store is temporarily unavailable; nothing was sent, try again")
+        } else {
+            error
+        }
+    })?;
     respond(&user, outcome)
 }
 
@@ -371,10 +381,11 @@ fn respond(user: &UserId, outcome: SendOutcome) -> Result<Response, ApiError> {
         }
         SendOutcome::NotConfigured => Err(not_configured(user)),
         SendOutcome::NotQueued(EnqueueOutcome::Unknown) => Err(ApiError::unavailable(
-            "The broker did not confirm the message in time; it may still be delivered, try again",
+            "It is not known whether the message was queued; it may still be delivered. Try again, with the same \
+             Idempotency-Key if there was one",
         )),
         SendOutcome::NotQueued(_) => {
-            Err(ApiError::unavailable("The broker cannot be reached; the message was not sent, try again"))
+            Err(ApiError::unavailable("The message could not be queued; nothing was sent, try again"))
         }
     }
 }

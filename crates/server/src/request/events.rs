@@ -396,22 +396,6 @@ impl ReportDropped<'_> {
     }
 }
 
-/// The circuit breaker of a downstream has opened, half-opened or closed.
-pub(super) struct BreakerChanged<'a> {
-    pub(super) downstream: &'a str,
-    pub(super) state: &'static str,
-    /// The state as the metric shows it.
-    pub(super) number: i64,
-}
-
-impl BreakerChanged<'_> {
-    pub(super) fn emit(self, gauge: &Gauge) {
-        let Self { downstream, state, number } = self;
-        gauge.set(number);
-        tracing::warn!(target: "weir::request", downstream, state, "the circuit breaker of a downstream changed");
-    }
-}
-
 /// Old requests and keys were deleted.
 pub(super) struct RequestsPurged {
     pub(super) count: u64,

@@ -29,7 +29,7 @@ const INDEX_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORD
 const INDEX_STATE: &str = "
     SELECT coalesce((SELECT plain_until > coalesce($1, clock_timestamp()) FROM request_index WHERE id = 1), false),
            (SELECT created_version < $2 FROM weir_schema_state WHERE id = 1),
-           EXISTS (SELECT FROM request_index)";
+           EXISTS (SELECT FROM request_index WHERE id = 1)";
 /// Keys of before can be in use for a day; twice that, so that a clock that is set back does not matter.
 const BEGIN_INDEX: &str = "
     INSERT INTO request_index (id, plain_until)

@@ -29,7 +29,7 @@ pub(super) async fn send_batch(shared: &SharedQuota, batch: Vec<SendMessage>) ->
         // An error must not fail the commands that are decided already.
         let decided = shared.store.send_batch(again.into()).await.unwrap_or_else(|error| {
             tracing::warn!(error = %error.with_causes(), "the store cannot decide sends with idempotency keys again");
-            vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); denied.len()]
+            vec![SendOutcome::NotQueued(EnqueueOutcome::of_error(&error)); denied.len()]
         });
         denied.into_iter().zip(decided).for_each(|(n, outcome)| outcomes[n] = outcome);
     }

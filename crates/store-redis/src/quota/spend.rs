@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use weir_core::quota::{Grant, QuotaLimits};
 use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
-use weir_store::Result;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, Reservation, ReservationRequest, SendMessage, SendOutcome,
     UnusedReservation, random_bytes,
 };
+use weir_store::{Error, Result};
 
 use super::reply::{HashState, SpendReply, parse_spend};
 use super::write_behind::WriteBehind;
@@ -145,10 +145,9 @@ pub(super) async fn send_batch(
     if !left_to_store.is_empty() {
         let rest: Vec<SendMessage> = left_to_store.iter().map(|&command| batch[command].clone()).collect();
         // An error of the store must not fail the commands that are decided already.
-        let unknown = || vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); left_to_store.len()];
         let decided = shared.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
             tracing::warn!(error = %error.with_causes(), "neither Redis nor the store behind it can decide a send");
-            unknown()
+            vec![SendOutcome::NotQueued(EnqueueOutcome::of_error(&error)); left_to_store.len()]
         });
         left_to_store.iter().zip(decided).for_each(|(&command, outcome)| outcomes[command] = Some(outcome));
     }
@@ -195,7 +194,8 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
         .iter()
         .map(|sends| ReservationRequest { user: sends.user.clone(), units: sends.missing() })
         .collect();
-    let reserved = shared.store.reserve(reservations).await?;
+    // Nothing is enqueued before everything is reserved.
+    let reserved = shared.store.reserve(reservations).await.map_err(Error::before_commit)?;
     let mut calls = Vec::with_capacity(short.len());
     for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {

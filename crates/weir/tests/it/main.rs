@@ -38,6 +38,7 @@ mod sender;
 mod settings;
 mod shutdown;
 mod slot;
+mod sms_provider;
 mod stack;
 mod stdout;
 mod tier;
