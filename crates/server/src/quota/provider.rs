@@ -93,7 +93,8 @@ impl Provider {
             idle_max: settings.concurrency,
         };
         let default = BreakerRules::default();
-        let rules = BreakerRules { open_for: default.open_for.max(settings.longest_call()), ..default };
+        let longer_than_a_call = settings.longest_call() + Duration::from_secs(1);
+        let rules = BreakerRules { open_for: default.open_for.max(longer_than_a_call), ..default };
         let ProviderDependencies { secret, clock, steady_clock } = dependencies;
         let gauge = metrics.provider_breaker.clone();
         Some(Self {
@@ -173,7 +174,8 @@ impl Provider {
     async fn post(&self, message: &Message) -> Option<PostOutcome> {
         let Ok(event) = sms::decode(&message.payload) else { return Some(PostOutcome::ToLog) };
         let id = message_id(&event, message);
-        match self.posted.lock().is_logged(message.position, id) {
+        let is_logged = self.posted.lock().is_logged(message.position, id);
+        match is_logged {
             Some(true) => return Some(PostOutcome::Logged),
             Some(false) => return Some(PostOutcome::ToLog),
             None => {}

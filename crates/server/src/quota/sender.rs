@@ -2,8 +2,7 @@
 //!
 //! Delivering a message means posting it to the provider of `sender.url` (`provider.rs`), if there is one, and writing the log
 //! line `SMS SENT`. A message is settled only after its line is written, so a crash in between repeats the message instead of
-//! losing it. A message that cannot be decoded becomes a dead letter, and
-//! the sender continues with the next one.
+//! losing it. A message that cannot be decoded becomes a dead letter, and the sender continues with the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

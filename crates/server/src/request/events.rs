@@ -1,7 +1,6 @@
 //! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
 //! Submissions are counted with their latency in `service.rs`, whatever their outcome.
 
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinError;
 use tracing::field::{DisplayValue, display};
 use weir_core::request::retry::{FailureCause, RetryDecision};

@@ -134,6 +134,7 @@ impl State {
                     shards,
                 );
                 if let Some(key) = command.key {
+                    self.keys.retain(|used| used.key.hash != key.hash);
                     self.keys.push(AnsweredKey { key, message_id, grant, at: now });
                 }
                 SendOutcome::Accepted { message_id, limits, grant, at: now }
