@@ -182,6 +182,7 @@ macro_rules! parseable_id {
     };
 }
 
+parseable_id!(MessageId);
 parseable_id!(RequestId);
 parseable_id!(HoldId);
 

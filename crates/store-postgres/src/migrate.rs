@@ -40,10 +40,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0014_request_index.sql"),
     include_str!("../migrations/0015_quota_reserved.sql"),
     include_str!("../migrations/0016_row_count.sql"),
+    include_str!("../migrations/0017_quota_idempotency.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 16;
+const VERSION: i32 = 17;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.

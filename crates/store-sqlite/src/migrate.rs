@@ -29,6 +29,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0019_request_index.sql"),
     include_str!("../migrations/0020_dead_letter_topic.sql"),
     include_str!("../migrations/0021_row_count.sql"),
+    include_str!("../migrations/0022_quota_idempotency.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

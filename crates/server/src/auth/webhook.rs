@@ -84,6 +84,13 @@ impl WebhookSecret {
         signatures.collect::<Vec<_>>().join(" ")
     }
 
+    /// Returns the `webhook-signature` of a message to an operator's own service: one signature per master secret.
+    #[must_use]
+    pub fn sign(&self, id: &str, now: Timestamp, body: &[u8]) -> String {
+        let signatures = self.masters().map(|master| sign(&master.secret, id, now, body));
+        signatures.collect::<Vec<_>>().join(" ")
+    }
+
     /// Returns the secret with which a tenant verifies its webhooks, derived from the current master, as `whsec_` and base64.
     #[must_use]
     pub fn tenant_secret(&self, tenant: &TenantId) -> String {

@@ -12,7 +12,7 @@ use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
 use weir_store::request::Rollout;
 
-use crate::settings::parse::{boolean, certificates_file, count, duration};
+use crate::settings::parse::{boolean, certificates_file, count, duration, http_url, optional_url};
 use crate::settings::source::{SettingError, SettingsReader};
 
 /// The longest retention.
@@ -251,14 +251,4 @@ fn per_minute(text: &str) -> Option<Option<QuotaLimits>> {
 
 fn names(text: &str) -> Option<Vec<String>> {
     Some(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
-}
-
-/// The path of a readable certificate file; empty means none.
-fn optional_url(text: &str) -> Option<Option<Url>> {
-    if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
-}
-
-fn http_url(text: &str) -> Option<Url> {
-    let url: Url = text.trim().parse().ok()?;
-    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
 }

@@ -17,9 +17,9 @@ use weir_core::{Clock, RequestId, RequestType};
 use weir_store::request::Job;
 use weir_store::spans::Span;
 
-use super::breakers::SharedBreaker;
+use crate::outbound::breaker::SharedBreaker;
 use crate::outbound::{
-    OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
+    AGENT, OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
 };
 use crate::request::metrics::{DownstreamLabels, WorkMetrics};
 use crate::request::settings::{Downstream as Settings, RequestSettings};
@@ -31,7 +31,6 @@ const RESULT_BYTES_MAX: usize = 1024 * 1024;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-pub(super) const AGENT: HeaderValue = HeaderValue::from_static("weir");
 
 /// The default downstream in logs and metrics.
 const DEFAULT: &str = "default";
@@ -126,18 +125,9 @@ impl Downstream {
                 problem: None,
             },
             Err(problem) => {
-                DownstreamResponse { outcome: outcome_of(&problem), result: None, problem: Some(problem) }
+                DownstreamResponse { outcome: problem.outcome(), result: None, problem: Some(problem) }
             }
         }
-    }
-}
-
-const fn outcome_of(problem: &OutboundError) -> CallOutcome {
-    match problem {
-        OutboundError::TimedOut => CallOutcome::TimedOut,
-        OutboundError::Unreachable(_) | OutboundError::ForbiddenAddress => CallOutcome::Unreachable,
-        OutboundError::Unreadable(_) => CallOutcome::Unreadable,
-        OutboundError::TooLarge => CallOutcome::TooLarge,
     }
 }
 
