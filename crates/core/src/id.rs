@@ -186,6 +186,7 @@ macro_rules! parseable_id {
     };
 }
 
+parseable_id!(MessageId);
 parseable_id!(RequestId);
 parseable_id!(HoldId);
 parseable_id!(PermitId);

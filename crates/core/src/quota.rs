@@ -85,6 +85,23 @@ impl Quota {
         Self { limits, current_count: 0, reserved_count: 0, last_refresh: now }
     }
 
+    /// Replaces the limits and keeps the window and its count, even a count above the new limit: sends are then denied until
+    /// the window ends. A window that has passed under the limits of before stays over, however long the new one is: a new
+    /// one starts now.
+    ///
+    /// What a cache holds in advance stays counted until it is released. Nothing stands apart as reserved in a window that
+    /// counts more than its limit: then it is shown as sent.
+    pub fn change_limits(&mut self, limits: QuotaLimits, now: Timestamp) {
+        self.clamp_window_start(now);
+        if self.window_has_passed(now) {
+            *self = Self::new(limits, now);
+        }
+        self.limits = limits;
+        if self.counted() > limits.rate_limit() {
+            (self.current_count, self.reserved_count) = (self.counted(), 0);
+        }
+    }
+
     /// Moves a window that starts after `now` so that it starts now, with its count, and returns whether it did. Such
     /// a window means that the store's clock stepped back. Nobody then waits longer than one window, and nobody gets a
     /// new one. The caller must save the row even if nothing else changed; otherwise every read would restart the
@@ -224,6 +241,50 @@ mod tests {
         assert_eq!(quota.as_of(at(59)).current_count, 1);
         assert_eq!(quota.as_of(at(60)).current_count, 0);
         assert_eq!(quota.as_of(at(60)).last_refresh, START);
+    }
+
+    #[test]
+    fn changed_limits_keep_the_window_and_its_count() {
+        let limits = |limit, minutes| QuotaLimits::new(limit, minutes).unwrap();
+        let mut row = quota(3, 1);
+        assert_eq!(row.reserve(at(1), 3), 3);
+        row.change_limits(limits(2, 5), at(59));
+        assert_eq!(
+            row,
+            Quota { current_count: 3, ..Quota::new(limits(2, 5), START) },
+            "what is reserved counts"
+        );
+        assert!(
+            !row.send(at(299)).is_allowed(),
+            "the window has got longer and its count is above the limit"
+        );
+        assert_eq!((row.remaining(), row.reserve(at(299), 1)), (0, 0));
+        assert!(row.send(at(300)).is_allowed());
+        row.change_limits(limits(2, 1), at(301));
+        assert_eq!((row.current_count, row.last_refresh), (1, at(300)));
+        row.change_limits(limits(9, 60), at(360));
+        assert_eq!(row, Quota::new(limits(9, 60), at(360)), "a window that was over is not revived");
+    }
+
+    #[test]
+    fn what_is_reserved_stays_counted_under_changed_limits_and_apart_only_within_them() {
+        let limits = |limit| QuotaLimits::new(limit, 60).unwrap();
+        let reserved = |current_count, reserved_count, limit| Quota {
+            current_count,
+            reserved_count,
+            ..Quota::new(limits(limit), START)
+        };
+        for (limit, expected) in [(9, (3, 4)), (7, (3, 4)), (6, (7, 0)), (1, (7, 0))] {
+            let mut row = reserved(3, 4, 50);
+            row.change_limits(limits(limit), at(1));
+            assert_eq!((row.current_count, row.reserved_count), expected, "limit {limit}");
+            row.record_sent(START, 2);
+            row.release(START, 2);
+            assert_eq!((row.current_count, row.reserved_count), (5, 0), "two were sent and two were not");
+        }
+        let mut over = reserved(3, 4, 50);
+        over.change_limits(limits(9), at(3_600));
+        assert_eq!(over, Quota::new(limits(9), at(3_600)), "a window that is over counts nothing");
     }
 
     #[test]

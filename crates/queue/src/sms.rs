@@ -8,16 +8,16 @@ use weir_store::quota::AcceptedMessage;
 
 use crate::rfc3339;
 
-/// An accepted message to deliver.
+/// An accepted message to deliver. Weir writes all fields; of other producers user and message are enough.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SmsEvent<'a> {
-    pub message_id: uuid::Uuid,
+    pub message_id: Option<uuid::Uuid>,
     #[serde(borrow)]
     pub user_id: Cow<'a, str>,
     #[serde(borrow)]
     pub message: Cow<'a, str>,
-    pub accepted_at: Rfc3339,
+    pub accepted_at: Option<Rfc3339>,
 }
 
 #[derive(Serialize)]
@@ -77,6 +77,13 @@ mod tests {
         for bad in [&b""[..], b"nonsense", b"{}", br#"{"messageId":"x"}"#, b"[]", b"\xff"] {
             assert!(decode(bad).is_err());
         }
-        assert!(decode(br#"{"userId":"a"}"#).unwrap_err().to_string().contains("messageId"));
+        assert!(decode(br#"{"userId":"a"}"#).unwrap_err().to_string().contains("message"));
+    }
+
+    #[test]
+    fn user_and_message_are_enough() {
+        let event = decode(br#"{"message":"hi","userId":"a"}"#).unwrap();
+        assert_eq!((event.user_id.as_ref(), event.message.as_ref()), ("a", "hi"));
+        assert_eq!((event.message_id, event.accepted_at), (None, None));
     }
 }

@@ -1,5 +1,6 @@
 //! The state that handlers and workers share: services, credentials, metrics.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -60,10 +61,15 @@ impl App {
             &engines.calls,
         );
         let (metrics, keys) = (Arc::new(metrics), Arc::new(keys));
-        let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
         let tier = TierService::start(&engines, &settings, &metrics);
         let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
+        let form = Arc::clone(requests.form());
+        let hash_key = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+            let form = Arc::clone(&form);
+            Box::pin(async move { form.hash_key().await })
+        };
+        let quota = QuotaService::start(&engines, &settings, Arc::new(hash_key), &metrics);
         let shutdown = Shutdown::default();
         let gateway = Gateway::start(&settings, &metrics, &shutdown);
         let sale = SaleService::start(&engines, &settings, &metrics);

@@ -8,6 +8,7 @@ pub(crate) mod event_stream;
 pub(crate) mod extract;
 mod host;
 mod http2;
+pub(crate) mod idempotency_key;
 mod lingering_close;
 pub mod openapi;
 pub(crate) mod pagination;

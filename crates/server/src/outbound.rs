@@ -5,6 +5,7 @@
 //! proxy, so it reaches exactly the given target. [`Reach::Public`] keeps calls to callers' URLs out of private networks.
 
 pub(crate) mod address;
+pub(crate) mod breaker;
 pub(crate) mod connect;
 use std::error::Error as StdError;
 use std::path::PathBuf;
@@ -13,8 +14,8 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::client::legacy::Client;
@@ -22,6 +23,8 @@ use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
 use url::Url;
+use weir_core::request::retry::CallOutcome;
+use weir_core::{Timestamp, webhook};
 
 use self::connect::ForbiddenAddress;
 pub use self::connect::{Connector, OutboundStream, Reach, Trust};
@@ -32,6 +35,34 @@ const DRAIN_BYTES_MAX: usize = 64 * 1024;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// The largest head of a response.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// The `User-Agent` of calls.
+pub(crate) const AGENT: HeaderValue = HeaderValue::from_static("weir");
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+
+/// The headers of a webhook with a JSON body, signed at `now`, with room for those of a trace.
+pub(crate) fn webhook_headers(id: &str, now: Timestamp, signature: &str) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(7);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(USER_AGENT, AGENT);
+    write_signature(&mut headers, id, now, signature);
+    headers
+}
+
+/// Writes the headers of a signed message, as Standard Webhooks names them.
+pub(crate) fn write_signature(headers: &mut HeaderMap, id: &str, now: Timestamp, signature: &str) {
+    let timestamp = webhook::timestamp(now);
+    for (header, value) in [(WEBHOOK_ID, id), (WEBHOOK_TIMESTAMP, &timestamp), (WEBHOOK_SIGNATURE, signature)]
+    {
+        // Digits, hyphens and base64 are always a header's value.
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(header, value);
+        }
+    }
+}
 
 /// The limits of a client's calls.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +115,18 @@ pub(crate) enum OutboundError {
     /// The body of a 2xx response is larger than allowed.
     #[error("the answer is too long")]
     TooLarge,
+}
+
+impl OutboundError {
+    /// What the failure says about the service that was called.
+    pub(crate) const fn outcome(&self) -> CallOutcome {
+        match self {
+            Self::TimedOut => CallOutcome::TimedOut,
+            Self::Unreachable(_) | Self::ForbiddenAddress => CallOutcome::Unreachable,
+            Self::Unreadable(_) => CallOutcome::Unreadable,
+            Self::TooLarge => CallOutcome::TooLarge,
+        }
+    }
 }
 
 impl OutboundTarget {

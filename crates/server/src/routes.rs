@@ -58,6 +58,7 @@ pub fn routes() -> Vec<Route> {
 fn quota() -> Vec<Route> {
     vec![
         route!(POST "/api/config", CONFIGURE, quota::configure_quota),
+        route!(GET "/api/config", CONFIGURE, quota::list_quotas),
         route!(GET "/api/config/{userId}", CONFIGURE, quota::get_quota),
         route!(DELETE "/api/config/{userId}", CONFIGURE, quota::delete_quota),
         route!(POST "/api/send", SEND, quota::send_message),

@@ -8,6 +8,8 @@ use weir_store::Result;
 use weir_store::request::Rollout;
 
 use crate::app::App;
+use crate::quota::maintenance::KeyPurge;
+use crate::quota::provider::ProviderDependencies;
 use crate::quota::sender::Sender;
 use crate::request::work::maintenance::Maintenance;
 use crate::request::work::webhooks::Webhooks;
@@ -47,6 +49,9 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
         start_request_worker(app, &workers)?;
     }
     if roles.reconciler {
+        let purge =
+            KeyPurge { store: Arc::clone(&app.engines.store.quota), metrics: app.metrics.quota.clone() };
+        workers.spawn(purge.run(app.shutdown.closing().clone()));
         start_maintenance(app, &workers);
     }
     workers.close();
@@ -54,7 +59,12 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
 }
 
 fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
-    let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics.quota);
+    let provider = ProviderDependencies {
+        secret: app.auth.webhook.clone(),
+        clock: Arc::clone(&app.engines.store.wall_clock),
+        steady_clock: Arc::clone(&app.engines.store.steady_clock),
+    };
+    let sender = Sender::new(app.engines.source()?, provider, &app.settings, &app.metrics.quota);
     workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
         let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());

@@ -9,7 +9,7 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{MessageId, UserId};
 use weir_queue::sms::{self, SmsEvent};
 use weir_queue::{Message, MessageClaim, QueueAudit};
-use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
+use weir_store::quota::{SendKey, SendMessage, SendOutcome, TOPIC};
 
 use crate::HasQuota;
 use crate::books::expect_queue_counts;
@@ -39,7 +39,18 @@ pub fn limits(rate_limit: u32, time_window_minutes: u32) -> QuotaLimits {
 }
 
 pub fn send(user_id: &str, message: &str) -> SendMessage {
-    SendMessage { user: user(user_id), message: message.into(), trace: None }
+    SendMessage { user: user(user_id), message: message.into(), key: None, trace: None }
+}
+
+/// A send with an idempotency key. Another text is another message.
+pub fn keyed(user_id: &str, key: &str, message: &str) -> SendMessage {
+    let hash = |text: String| {
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(byte, letter)| *byte = letter);
+        bytes
+    };
+    let key = SendKey { hash: hash(format!("{user_id} {key}")), message: hash(message.to_owned()) };
+    SendMessage { key: Some(key), ..send(user_id, message) }
 }
 
 /// `count` sends of one user, numbered from 1: `alice 1`, `alice 2`, …
@@ -87,7 +98,7 @@ pub async fn send_numbered<H: HasQuota>(h: &H, user_id: &str, count: usize) {
 pub fn message_id(outcome: &SendOutcome) -> Option<MessageId> {
     match outcome {
         SendOutcome::Accepted { message_id, .. } => Some(*message_id),
-        SendOutcome::Denied { .. } | SendOutcome::NotConfigured | SendOutcome::NotQueued(_) => None,
+        _ => None,
     }
 }
 
@@ -95,11 +106,13 @@ pub fn is_accepted(outcome: &SendOutcome) -> bool {
     message_id(outcome).is_some()
 }
 
-/// Each outcome as a letter: Accepted, Denied, Not configured, not Queued (`Q`).
+/// Each outcome as a letter: Accepted, Denied, Replayed, key Conflict, Not configured, not Queued (`Q`).
 pub fn outcome_letters(outcomes: &[SendOutcome]) -> String {
     let letter = |outcome: &SendOutcome| match outcome {
         SendOutcome::Accepted { .. } => 'A',
         SendOutcome::Denied { .. } => 'D',
+        SendOutcome::Replayed { .. } => 'R',
+        SendOutcome::KeyConflict => 'C',
         SendOutcome::NotConfigured => 'N',
         SendOutcome::NotQueued(_) => 'Q',
     };

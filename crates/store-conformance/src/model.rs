@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use weir_core::quota::QuotaLimits;
-use weir_core::{Clock, ManualClock, Timestamp};
+use weir_core::quota::{Grant, QuotaLimits};
+use weir_core::{Clock, ManualClock, MessageId, Timestamp};
 use weir_queue::ShardLease;
+use weir_store::quota::SendKey;
 
 /// The naive engine of quota and its queue.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Model {
 #[derive(Debug, Default)]
 struct State {
     users: BTreeMap<String, User>,
+    /// Every accepted send with a key, in order, until it is purged.
+    keys: Vec<AnsweredKey>,
     /// Every message ever enqueued, in order. The index in this list is the id in its position.
     entries: Vec<QueuedMessage>,
     leases: Vec<ActiveLease>,
@@ -36,6 +39,17 @@ struct User {
     limits: QuotaLimits,
     since: Timestamp,
     sends: Vec<Timestamp>,
+    /// The count that stayed when the limits were changed.
+    kept: u32,
+}
+
+/// A key and how its send was answered.
+#[derive(Debug)]
+struct AnsweredKey {
+    key: SendKey,
+    message_id: MessageId,
+    grant: Grant,
+    at: Timestamp,
 }
 
 #[derive(Debug)]

@@ -4,6 +4,8 @@ pub mod audit;
 pub mod concurrent;
 pub mod configure;
 pub mod history;
+pub mod keys;
+pub mod limits;
 pub mod queue_claim;
 pub mod queue_dead;
 pub mod queue_history;
@@ -47,6 +49,24 @@ macro_rules! quota_suite {
                 a_large_batch_is_decided_whole,
                 outcomes_carry_the_limits_and_the_stores_time,
                 message_ids_are_unique_within_and_across_batches,
+            ],
+            keys: [
+                a_key_gets_the_same_answer_and_no_second_message,
+                a_key_used_for_another_message_is_a_conflict,
+                a_denial_and_a_missing_user_are_not_recorded,
+                a_used_key_is_answered_over_the_limit_and_after_removal,
+                a_key_is_free_after_a_day_and_purged_in_batches,
+                parallel_sends_with_one_key_are_one_message,
+                sends_with_and_without_keys_share_the_limit,
+                keys_survive_a_restart,
+                servers_share_keys,
+            ],
+            limits: [
+                changed_limits_keep_the_window_and_its_count,
+                a_count_above_the_new_limit_stays_and_sends_wait_for_the_window,
+                changed_limits_lift_a_denial_at_once,
+                changed_limits_create_a_user_and_revive_no_window,
+                users_are_listed_page_by_page_as_they_count_now,
             ],
             window: [
                 retry_after_is_exact_to_the_microsecond,

@@ -184,6 +184,7 @@ macro_rules! request_suite {
                 requests_sealed_with_a_key_are_found_page_by_page,
                 a_result_sealed_with_a_key_is_found_too,
                 the_index_begins_once_and_keeps_its_last_key,
+                a_key_that_was_prepared_is_the_one_the_index_begins_with,
                 servers_that_begin_the_index_at_once_agree_on_its_key,
                 a_key_from_before_the_index_is_found_under_its_hash,
                 names_of_keys_are_listed_page_by_page,

@@ -35,13 +35,19 @@ async fn agree_over_a_history(rng: &mut fastrand::Rng, seed: u64) {
             Some(rule.as_of(clock.now())),
             "seed {seed}, step {step}"
         );
-        let command = SendMessage { user: user.clone(), message: "hello".into(), trace: None };
+        if rng.u8(0..8) == 0 {
+            let limits = QuotaLimits::new(rng.u32(1..5), rng.u32(1..4)).expect("valid limits");
+            let row = model.change_limits(&user, limits).await.expect("the model answers");
+            rule.change_limits(limits, clock.now());
+            assert_eq!(row, rule.as_of(clock.now()), "seed {seed}, step {step}");
+        }
+        let command = SendMessage { user: user.clone(), message: "hello".into(), key: None, trace: None };
         let outcome = model.send_batch(vec![command].into()).await.expect("the model answers").remove(0);
         let verdict = match outcome {
             SendOutcome::Accepted { grant, .. } => Verdict::Allowed(grant),
             SendOutcome::Denied { denial, .. } => Verdict::Denied(denial),
             SendOutcome::NotConfigured => panic!("alice is configured"),
-            SendOutcome::NotQueued(_) => panic!("there is no broker"),
+            other => panic!("{other:?} without a broker and keys"),
         };
         assert_eq!(verdict, rule.send(clock.now()), "seed {seed}, step {step}");
     }

@@ -45,10 +45,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/0019_sale_end.sql"),
     include_str!("../migrations/0020_tier_concurrency.sql"),
     include_str!("../migrations/0021_request_control.sql"),
+    include_str!("../migrations/0022_quota_idempotency.sql"),
 ];
 
 /// The schema version of this program.
-const VERSION: i32 = 21;
+const VERSION: i32 = 22;
 /// The last migration with a row of its own in `weir_schema`.
 const RECORDED_EACH: i32 = 13;
 /// The oldest schema that servers can use while it is migrated: those of earlier ones do not know the packs of the queue.

@@ -1,7 +1,10 @@
 //! Quota in Postgres. A batch is one transaction in two round trips: lock the rows in key order and read the clock;
-//! then write back counts, messages and ledger, and commit.
+//! then write back counts, messages and ledger, and commit. Keys of sends take a third, between the two, and a fourth if
+//! messages are published.
 
-use std::collections::HashMap;
+mod send_keys;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
@@ -15,8 +18,8 @@ use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, LimitChangeFeed, QuotaAudit, QuotaStore, ReservableStore, Reservation,
-    ReservationRequest, ReservedUnits, SendMessage, SendOutcome, SendPlan, TOPIC, plan_reservations,
-    plan_sends, random_bytes,
+    ReservationRequest, ReservedUnits, SendKeyHash, SendMessage, SendOutcome, SendPlan, SendRecord, TOPIC,
+    plan_reservations, plan_sends, random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
@@ -25,6 +28,7 @@ use crate::connection::Values;
 use crate::migrate::{REFUSE_OLDER_SERVERS, RESERVED_COUNT_VERSION};
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
+use crate::quota::send_keys::SaveKeys;
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
@@ -39,11 +43,30 @@ const CONFIGURE: &str = "
         VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp()))
         ON CONFLICT (user_id) DO UPDATE SET
             rate_limit = excluded.rate_limit, time_window = excluded.time_window,
-            current_count = 0, reserved_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
+            current_count = 0, reserved_count = 0, kept_count = 0,
+            last_refresh_time = coalesce($4, clock_timestamp())
         RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count),
     invalidated AS (
         INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM saved WHERE $5::boolean ON CONFLICT DO NOTHING)
     SELECT saved.*, pg_notify('weir_quota', saved.user_id) FROM saved";
+/// Leaves a row that is there as it is.
+const CREATE: &str = "
+    INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
+    VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp())) ON CONFLICT (user_id) DO NOTHING";
+/// Notifies every server, like [`CONFIGURE`].
+const CHANGE_LIMITS: &str = "
+    WITH saved AS (
+        UPDATE rate_limit_store
+        SET rate_limit = $2, time_window = $3, current_count = $4, kept_count = $4, reserved_count = $5,
+            last_refresh_time = $6
+        WHERE user_id = $1 RETURNING user_id),
+    invalidated AS (
+        INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM saved WHERE $7::boolean ON CONFLICT DO NOTHING)
+    SELECT pg_notify('weir_quota', saved.user_id) FROM saved";
+const LIST: &str = "
+    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count,
+           coalesce($3, clock_timestamp()) AS now
+    FROM rate_limit_store WHERE user_id > $1 ORDER BY user_id LIMIT $2";
 const REMOVE: &str = "
     WITH deleted AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id),
     invalidated AS (
@@ -85,7 +108,8 @@ pub(crate) const COUNT_ACCEPTED: &str = "
     ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
 pub(crate) const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
-           ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit - reserved_count LIMIT 10)";
+           ARRAY(SELECT user_id FROM rate_limit_store
+                 WHERE current_count > greatest(rate_limit, kept_count) - reserved_count LIMIT 10)";
 
 /// What the engine knows of the cache in front of it.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +157,41 @@ impl QuotaStore for Postgres {
         read_row(&self.inner.pool.query_one(CONFIGURE, values).await?)
     }
 
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let (limit, window) = (int(limits.rate_limit()), int(limits.time_window_minutes()));
+        let session = self.inner.pool.session().await?;
+        session.execute(CREATE, &[&user.as_str(), &limit, &window, &self.clock_override()]).await?;
+        loop {
+            let (mut rows, now) = self.lock_rows(&session, vec![user.as_str()]).await?;
+            // Another call may have removed the row again.
+            let Some(row) = rows.get_mut(user.as_str()) else {
+                session.execute(CREATE, &[&user.as_str(), &limit, &window, &self.clock_override()]).await?;
+                session.run("COMMIT").await?;
+                continue;
+            };
+            row.change_limits(limits, now);
+            let (count, reserved) = (int(row.current_count), int(row.reserved_count));
+            let (refresh, has_cache) = (time::to_system(row.last_refresh), self.cache.is_some());
+            let values: Values<'_> =
+                &[&user.as_str(), &limit, &window, &count, &reserved, &refresh, &has_cache];
+            session.query(CHANGE_LIMITS, values).await?;
+            session.run("COMMIT").await?;
+            session.keep();
+            return Ok(*row);
+        }
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let after = after.map_or("", UserId::as_str);
+        let values: Values<'_> = &[&after, &bigint(limit), &self.clock_override()];
+        let rows = self.inner.pool.query(LIST, values).await?;
+        let read = |row| {
+            let user = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
+            Ok((user, read_row(row)?.as_of(timestamp(row, 6)?)))
+        };
+        rows.iter().map(read).collect()
+    }
+
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         let values: Values<'_> = &[&user.as_str(), &self.clock_override()];
         let row = self.inner.pool.query_opt(FIND, values).await?;
@@ -145,17 +204,16 @@ impl QuotaStore for Postgres {
     }
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.session().await.map_err(Error::before_commit)?;
         let batch = batch.take();
         if batch.is_empty() {
             session.keep();
             return Ok(Vec::new());
         }
-        self.probe_after_save_failure(&session).await?;
-        let users = batch.iter().map(|send| send.user.as_str()).collect();
-        let (mut rows, now) = self.lock_rows(&session, users).await?;
+        let LoadedBatch { mut rows, mut records, reserved, now } =
+            self.load_batch(&session, &batch).await.map_err(Error::before_commit)?;
         let before = self.publisher.is_some().then(|| rows.clone());
-        let mut plan = plan_sends(&batch, &mut rows, now, random_bytes);
+        let mut plan = plan_sends(&batch, &mut rows, &mut records, now, random_bytes);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
@@ -164,13 +222,18 @@ impl QuotaStore for Postgres {
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.retain_confirmed(&mut before, &queued);
         }
+        let key_changes = plan.key_changes(reserved);
         let SendPlan { outcomes, changed, accepted, .. } = plan;
-        if accepted.is_empty() && changed.is_empty() {
-            session.run("COMMIT").await?;
+        if accepted.is_empty() && changed.is_empty() && key_changes.is_empty() {
+            session.run("COMMIT").await.map_err(Error::before_commit)?;
         } else {
             let failures = self.inner.save_failures.count();
-            match save(&session, &changed, self.for_table(&accepted)).await {
-                Ok(()) => self.inner.save_failures.record_commit(failures),
+            let save_keys = SaveKeys::prepare(&session, &key_changes).await?;
+            // Polled in this order, so that the keys are sent before the `COMMIT`.
+            let saves =
+                try_join(save_keys.run(&session), save(&session, &changed, self.for_table(&accepted)));
+            match saves.await {
+                Ok(_) => self.inner.save_failures.record_commit(failures),
                 Err(error) => {
                     if self.publisher.is_some() {
                         self.inner.save_failures.record_failure();
@@ -184,10 +247,23 @@ impl QuotaStore for Postgres {
         Ok(outcomes)
     }
 
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        self.purge_expired_keys(limit).await
+    }
+
     async fn audit(&self) -> Result<QuotaAudit> {
         let row = self.inner.pool.query_one(AUDIT, &[]).await?;
         Ok(QuotaAudit { users: count(&row, 0)?, over_limit: column(&row, 1)? })
     }
+}
+
+/// What a batch of sends is decided on: rows, locked, and records of keys, which no other batch changes meanwhile.
+struct LoadedBatch<'a> {
+    rows: HashMap<&'a str, Quota>,
+    records: HashMap<SendKeyHash, SendRecord>,
+    /// The keys whose records were created just now.
+    reserved: HashSet<SendKeyHash>,
+    now: Timestamp,
 }
 
 impl Postgres {
@@ -211,6 +287,15 @@ impl Postgres {
         self.cache.is_some_and(|cache| cache.separates_reserved)
     }
 
+    async fn load_batch<'a>(&self, session: &Session, batch: &'a [SendMessage]) -> Result<LoadedBatch<'a>> {
+        self.probe_after_save_failure(session).await?;
+        let reserved = self.reserve_message_ids(session, batch).await?;
+        let users = batch.iter().map(|send| send.user.as_str()).collect();
+        let (rows, now) = self.lock_rows(session, users).await?;
+        let records = send_keys::find(session, batch).await?;
+        Ok(LoadedBatch { rows, records, reserved, now })
+    }
+
     /// After a batch was published and could not be counted, nothing is published before another commit succeeds: while the
     /// database takes no writes, no message may be sent. Uses the connection that the batch has already: if every batch waited
     /// for a second one, none might be free.
@@ -228,7 +313,7 @@ impl Postgres {
         if self.inner.save_failures.is_pending() {
             let cause =
                 "cannot save the counts of a published batch; nothing is published until a commit succeeds";
-            return Err(Error::unavailable(ENGINE, cause));
+            return Err(Error::unavailable(ENGINE, cause).before_commit());
         }
         Ok(())
     }
@@ -315,7 +400,7 @@ impl ReservableStore for Postgres {
             return Ok(publish_accepted(&**publisher, accepted).await);
         }
         if !accepted.is_empty() {
-            let session = self.inner.pool.session().await?;
+            let session = self.inner.pool.session().await.map_err(Error::before_commit)?;
             // Pipelined: `BEGIN` is sent first and does not cost a round trip of its own.
             let begin = session.bounded(session.batch_execute("BEGIN"));
             try_join(begin, save(&session, &[], accepted)).await?;

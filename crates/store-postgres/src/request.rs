@@ -280,6 +280,10 @@ impl RequestStore for Postgres {
         sealing::begin_index(self, key).await
     }
 
+    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        sealing::prepare_index(self, key).await
+    }
+
     async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
         sealing::add_index_key(self, key).await
     }

@@ -7,6 +7,7 @@
 //! minute is given back.
 
 mod invalidation;
+mod keyed;
 mod reply;
 mod spend;
 mod write_behind;
@@ -20,14 +21,15 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, UserId};
 use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::quota::{
-    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, ReservedUnits, SendMessage, SendOutcome,
+    CacheMetrics, EnqueueOutcome, QuotaAudit, QuotaStore, ReservableStore, ReservedUnits, SendMessage,
+    SendOutcome,
 };
 use weir_store::{Batch, Error, Result};
 
 use crate::client::{KeyCall, NoReply, Redis};
 use crate::quota::invalidation::Invalidations;
 use crate::quota::reply::PeekedHash;
-use crate::quota::write_behind::WriteBehind;
+use crate::quota::write_behind::{Unrecorded, WriteBehind};
 use crate::script::Script;
 
 /// How often a row and its hash are read before an inconsistent pair is given up.
@@ -67,6 +69,8 @@ pub(crate) struct SharedQuota {
     /// Replaces Redis's clock in tests.
     clock: Option<Arc<dyn Clock>>,
     invalidations: Invalidations,
+    /// Held while this server's own task deletes hashes and gives back what they held.
+    invalidating: tokio::sync::Mutex<()>,
     metrics: CacheMetrics,
     install_wait: Duration,
 }
@@ -97,6 +101,7 @@ impl RedisQuota {
             limit_changes,
             clock,
             invalidations: Invalidations::default(),
+            invalidating: tokio::sync::Mutex::default(),
             metrics,
             install_wait: times.install_wait,
         });
@@ -151,23 +156,45 @@ impl QuotaStore for RedisQuota {
         .await
     }
 
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let (shared, task_user) = (Arc::clone(&self.shared), user.clone());
+        let changed: Quota = join(tokio::spawn(async move {
+            let user = task_user;
+            let row = shared.store.change_limits(&user, limits).await?;
+            // Units that the hash held in this window are given back, so that its count is exact. This server's own task may
+            // have heard of the change, and be at it first.
+            shared.invalidate(&user, Some(&row)).await?;
+            drop(shared.invalidating.lock().await);
+            shared.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
+            Ok(row)
+        }))
+        .await?;
+        Ok(self.find(user).await?.unwrap_or(changed))
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let mut listed = self.shared.store.list(after, limit).await?;
+        let calls: Vec<_> =
+            listed.iter().map(|(user, _)| KeyCall { key: key(user), arguments: Vec::new() }).collect();
+        let replies = self.shared.redis.call_each(Script::QuotaPeek, &[&self.shared.epoch()], &calls).await;
+        for ((user, row), reply) in listed.iter_mut().zip(replies) {
+            let hash = reply.ok().as_ref().and_then(reply::parse_peek);
+            match live_row(*row, hash, self.write_behind.unrecorded(user)) {
+                Some(live) => *row = live,
+                None => *row = self.find(user).await?.unwrap_or(*row),
+            }
+        }
+        Ok(listed)
+    }
+
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         for _read in 0..READS_MAX {
             let unrecorded = self.write_behind.unrecorded(user);
-            let Some(mut row) = self.shared.store.find(user).await? else { return Ok(None) };
-            match self.shared.peek(user).await {
-                Ok(Some(hash)) if hash.window == row.last_refresh => {
-                    // Units may be reserved between the two reads: then the row is too old, and both are read again.
-                    if hash.reserved <= row.counted() {
-                        let reserved_count = hash.unused();
-                        let current_count = row.counted().saturating_sub(reserved_count);
-                        return Ok(Some(Quota { current_count, reserved_count, ..row }));
-                    }
-                }
-                _ => {
-                    row.record_sent(unrecorded.window, unrecorded.units);
-                    return Ok(Some(row));
-                }
+            let Some(row) = self.shared.store.find(user).await? else { return Ok(None) };
+            let hash = self.shared.peek(user).await.unwrap_or_default();
+            // Units may be reserved between the two reads: then both are read again.
+            if let Some(live) = live_row(row, hash, unrecorded) {
+                return Ok(Some(live));
             }
         }
         self.shared.store.find(user).await
@@ -189,7 +216,15 @@ impl QuotaStore for RedisQuota {
         if !self.shared.limit_changes.is_current() {
             return self.shared.store.send_batch(batch).await;
         }
-        spend::send_batch(&self.shared, &self.write_behind, batch.take()).await
+        let batch = batch.take();
+        if batch.iter().all(|send| send.key.is_none()) {
+            return spend::send_batch(&self.shared, &self.write_behind, batch).await;
+        }
+        self.send_mixed_batch(batch).await
+    }
+
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        self.shared.store.purge_keys(limit).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {
@@ -199,6 +234,38 @@ impl QuotaStore for RedisQuota {
     async fn close(&self) {
         self.write_behind.close().await;
         self.shared.store.close().await;
+    }
+}
+
+impl RedisQuota {
+    /// Decides sends with keys and those without beside each other.
+    async fn send_mixed_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        let has_key: Vec<bool> = batch.iter().map(|send| send.key.is_some()).collect();
+        let (with, without): (Vec<_>, Vec<_>) = batch.into_iter().partition(|send| send.key.is_some());
+        let (with_count, without_count) = (with.len(), without.len());
+        let (with, without) = tokio::join!(keyed::send_batch(&self.shared, with), async {
+            if without.is_empty() {
+                return Ok(Vec::new());
+            }
+            spend::send_batch(&self.shared, &self.write_behind, without).await
+        });
+        if without_count == 0 {
+            return with;
+        }
+        // An error of one part must not fail the other.
+        let or_unknown = |outcomes: Result<Vec<SendOutcome>>, count: usize| {
+            outcomes.unwrap_or_else(|error| {
+                tracing::warn!(error = %error.with_causes(), "a part of a batch of sends failed");
+                vec![SendOutcome::NotQueued(EnqueueOutcome::of_error(&error)); count]
+            })
+        };
+        if let (Err(error), Err(_)) = (&with, &without) {
+            return Err(error.clone());
+        }
+        let mut with = or_unknown(with, with_count).into_iter();
+        let mut without = or_unknown(without, without_count).into_iter();
+        let next = |has_key| if has_key { with.next() } else { without.next() };
+        Ok(has_key.into_iter().filter_map(next).collect())
     }
 }
 
@@ -219,6 +286,16 @@ impl SharedQuota {
     }
 }
 
+/// A row as it counts now, by its user's hash or, without one of its window, by what this server has granted. `None` if the row
+/// is older than the hash.
+fn live_row(mut row: Quota, hash: Option<PeekedHash>, unrecorded: Unrecorded) -> Option<Quota> {
+    if let Some(hash) = hash.filter(|hash| hash.window == row.last_refresh) {
+        return hash.live_row(&row);
+    }
+    row.record_sent(unrecorded.window, unrecorded.units);
+    Some(row)
+}
+
 async fn join<T>(task: tokio::task::JoinHandle<Result<T>>) -> Result<T> {
     task.await.unwrap_or_else(|panic| Err(Error::failed(crate::ENGINE, panic)))
 }
@@ -232,6 +309,7 @@ async fn process_invalidations(shared: Weak<SharedQuota>) {
         };
         let calls: Vec<_> =
             users.iter().map(|(user, _)| KeyCall { key: key(user), arguments: Vec::new() }).collect();
+        let invalidating = shared.invalidating.lock().await;
         let replies = shared.redis.call_each(Script::QuotaForget, &[], &calls).await;
         let (mut deleted, mut unused) = (Vec::new(), Vec::new());
         for ((user, change), reply) in users.into_iter().zip(replies) {
@@ -248,6 +326,7 @@ async fn process_invalidations(shared: Weak<SharedQuota>) {
         {
             tracing::warn!(error = %error.with_causes(), "cannot give back unused quota; it stays counted until its windows end");
         }
+        drop(invalidating);
         // Counted last: whoever waits for the count finds the unused units given back.
         shared.metrics.forgotten.inc_by(deleted.len() as u64);
         let is_recorded = deleted.is_empty() || shared.store.confirm_invalidated(&deleted).await.is_ok();

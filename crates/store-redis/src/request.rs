@@ -287,6 +287,10 @@ impl RequestStore for RedisRequests {
         self.store.begin_key_index(key).await
     }
 
+    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        self.store.prepare_key_index(key).await
+    }
+
     async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
         self.store.add_index_key(key).await
     }

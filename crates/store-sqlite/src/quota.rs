@@ -3,7 +3,10 @@
 //! The counts of a batch of sends to many users go through `quota_journal` (see `journal.rs`), in the same commit as the
 //! messages. Only the writer thread uses [`QuotaRows`], in the order of its transactions.
 
-use std::collections::HashMap;
+mod send_keys;
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,13 +18,15 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
+use weir_store::quota::send_keys::hashes;
 use weir_store::quota::{
-    QuotaAudit, QuotaStore, SendMessage, SendOutcome, SendPlan, TOPIC, plan_sends, random_bytes,
+    QuotaAudit, QuotaStore, SendKeyHash, SendMessage, SendOutcome, SendPlan, TOPIC, plan_sends, random_bytes,
 };
 use weir_store::{Batch, Result, StoreHealth};
 
 use crate::error::fault;
 use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
+use crate::request::limited;
 use crate::writer::{BatchInTurns, Scheduling};
 use crate::{Sqlite, queue};
 
@@ -29,14 +34,16 @@ use crate::{Sqlite, queue};
 const CHUNK_MAX: usize = 512;
 
 const CONFIGURE: &str = "
-    INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
-    VALUES (?1, ?2, ?3, 0, ?4)
+    INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time, kept_count)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?4)
     ON CONFLICT (user_id) DO UPDATE SET
-        rate_limit = excluded.rate_limit, time_window = excluded.time_window,
-        current_count = 0, last_refresh_time = excluded.last_refresh_time";
+        rate_limit = excluded.rate_limit, time_window = excluded.time_window, current_count = excluded.current_count,
+        last_refresh_time = excluded.last_refresh_time, kept_count = excluded.kept_count";
+const LIST: &str = "SELECT user_id FROM rate_limit_store WHERE user_id > ?1 ORDER BY user_id LIMIT ?2";
 const REMOVE: &str = "DELETE FROM rate_limit_store WHERE user_id = ?1";
 const COUNT: &str = "SELECT count(*) FROM rate_limit_store";
-const OVER_LIMIT: &str = "SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10";
+const OVER_LIMIT: &str =
+    "SELECT user_id FROM rate_limit_store WHERE current_count > max(rate_limit, kept_count) LIMIT 10";
 const FIND: &str = "
     SELECT rate_limit, time_window, current_count, last_refresh_time
     FROM rate_limit_store WHERE user_id = ?1";
@@ -48,20 +55,36 @@ const DATA_VERSION: &str = "PRAGMA data_version";
 #[async_trait]
 impl QuotaStore for Sqlite {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
-        let (user, clock) = (user.clone(), self.inner.clock.clone());
-        let configure = move |connection: &Connection, rows: &mut QuotaRows| {
-            rows.refresh(connection)?;
-            let row = Quota::new(limits, clock.now());
-            connection.prepare_cached(CONFIGURE)?.execute(params![
-                user.as_str(),
-                limits.rate_limit(),
-                limits.time_window_minutes(),
-                row.last_refresh.as_micros(),
-            ])?;
-            rows.put_configured(connection, &user, row)?;
-            Ok(row)
+        self.save_limits(user, move |_, now| Quota::new(limits, now)).await
+    }
+
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let change = move |row: Option<Quota>, now| {
+            let mut row = row.unwrap_or(Quota::new(limits, now));
+            row.change_limits(limits, now);
+            row
         };
-        self.inner.writer.run_with_quota(configure).await
+        self.save_limits(user, change).await
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let (after, clock) = (after.cloned(), self.inner.clock.clone());
+        // On the writer thread, which has counts that are not in the table yet.
+        let list = move |connection: &Connection, rows: &mut QuotaRows| {
+            rows.refresh(connection)?;
+            let mut statement = connection.prepare_cached(LIST)?;
+            let after = after.as_ref().map_or("", UserId::as_str);
+            let users = statement.query_map(params![after, limited(limit)], |row| row.get::<_, String>(0))?;
+            let (mut listed, now) = (Vec::new(), clock.now());
+            for user in users {
+                let user = UserId::parse(user?).map_err(fault)?;
+                if let Some(row) = rows.find(connection, &user)? {
+                    listed.push((user, row.as_of(now)));
+                }
+            }
+            Ok(listed)
+        };
+        self.inner.writer.run_with_quota(list).await
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
@@ -92,15 +115,26 @@ impl QuotaStore for Sqlite {
             self.ping().await?;
         }
         let broker = self.publisher.clone().map(|publisher| (publisher, Handle::current()));
-        let mut batch = BatchInTurns::new(batch);
+        let (mut batch, mut reserved, mut has_reserved_ids) =
+            (BatchInTurns::new(batch), HashSet::new(), false);
         let send = self.inner.writer.run_in_turns(Scheduling::Fifo, move |connection, state, turn| {
             loop {
+                if broker.is_some() && !has_reserved_ids {
+                    has_reserved_ids = true;
+                    reserved = send_keys::reserve_message_ids(connection, batch.waiting(), clock.now())?;
+                    if !reserved.is_empty() {
+                        // The next turn begins when the ids are on disk.
+                        return Ok(ControlFlow::Continue(()));
+                    }
+                }
                 let commands = batch.next_chunk(CHUNK_MAX, turn);
                 if commands.is_empty() {
                     return Ok(batch.finish());
                 }
                 let broker = broker.as_ref();
-                let outcomes = send_chunk(connection, &mut state.quota, &commands, clock.now(), broker)?;
+                let keys = hashes(&commands).into_iter().filter(|hash| reserved.remove(hash)).collect();
+                let outcomes =
+                    send_chunk(connection, &mut state.quota, &commands, keys, clock.now(), broker)?;
                 batch.outcomes.extend(outcomes);
             }
         });
@@ -113,6 +147,11 @@ impl QuotaStore for Sqlite {
             self.inner.topic_notify.notify(TOPIC);
         }
         outcomes
+    }
+
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| send_keys::purge(connection, now, limit)).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {
@@ -137,11 +176,38 @@ pub(crate) fn users_over_limit(connection: &Connection) -> rusqlite::Result<Vec<
     connection.prepare(OVER_LIMIT)?.query_map([], |row| row.get(0))?.collect()
 }
 
-/// Decides a chunk of sends, saves the counts and enqueues or publishes the accepted messages.
+impl Sqlite {
+    /// Replaces a user's limits, and the window and its count, by what `change` makes of them.
+    async fn save_limits(
+        &self,
+        user: &UserId,
+        change: impl FnOnce(Option<Quota>, Timestamp) -> Quota + Send + 'static,
+    ) -> Result<Quota> {
+        let (user, clock) = (user.clone(), self.inner.clock.clone());
+        let save = move |connection: &Connection, rows: &mut QuotaRows| {
+            rows.refresh(connection)?;
+            let row = change(rows.find(connection, &user)?, clock.now());
+            connection.prepare_cached(CONFIGURE)?.execute(params![
+                user.as_str(),
+                row.limits.rate_limit(),
+                row.limits.time_window_minutes(),
+                row.current_count,
+                row.last_refresh.as_micros(),
+            ])?;
+            rows.put_configured(connection, &user, row)?;
+            Ok(row)
+        };
+        self.inner.writer.run_with_quota(save).await
+    }
+}
+
+/// Decides a chunk of sends, saves counts and keys, and enqueues or publishes the accepted messages. `reserved` are the keys
+/// whose records were created for this batch.
 fn send_chunk(
     connection: &Connection,
     quota: &mut QuotaRows,
     chunk: &[SendMessage],
+    reserved: HashSet<SendKeyHash>,
     now: Timestamp,
     broker: Option<&(Arc<dyn Publisher>, Handle)>,
 ) -> rusqlite::Result<Vec<SendOutcome>> {
@@ -156,15 +222,18 @@ fn send_chunk(
         }
     }
     let before = broker.is_some().then(|| rows.clone());
-    let mut plan = plan_sends(chunk, &mut rows, now, random_bytes);
+    let mut records = send_keys::find(connection, chunk)?;
+    let mut plan = plan_sends(chunk, &mut rows, &mut records, now, random_bytes);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));
             plan = plan.retain_confirmed(&mut before, &queued);
         }
+        send_keys::apply(connection, &plan.key_changes(reserved))?;
         quota.save(connection, &plan.changed)?;
         return Ok(plan.outcomes);
     }
+    send_keys::apply(connection, &plan.key_changes(reserved))?;
     let SendPlan { outcomes, changed, accepted, .. } = plan;
     quota.save(connection, &changed)?;
     let messages = accepted.iter().map(|message| (message.user.as_str(), sms::encode(message)));

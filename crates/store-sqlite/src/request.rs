@@ -375,6 +375,11 @@ impl RequestStore for Sqlite {
         self.inner.writer.run(move |connection| sealing::begin_index(connection, &key, now)).await
     }
 
+    /// No server of another version uses the file, so the index begins with its key.
+    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+        self.begin_key_index(key).await
+    }
+
     async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
         let key = key.clone();
         self.inner.writer.run(move |connection| sealing::add_index_key(connection, &key)).await
@@ -473,7 +478,7 @@ fn find_scan_end(
     statement.query_row(values, |row| read_id(row, 0)).optional()
 }
 
-fn limited(limit: usize) -> i64 {
+pub(crate) fn limited(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 

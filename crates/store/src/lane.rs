@@ -13,8 +13,8 @@
 //! The commands of a batch are selected when the engine takes it ([`Batch::take`]), not when the lane offers it: a batch
 //! that waits behind another one at the engine grows until then.
 //!
-//! Every call is answered within the lanes' timeout. After it, callers in the batch and behind it get
-//! [`Error::Unavailable`], while the batch itself continues, since only the engine knows its result. The lane checks the
+//! Every call is answered within the lanes' timeout. After it, callers in the batch get [`Error::Unavailable`] and those
+//! behind it, whose commands are dropped, [`Error::NotDone`], while the batch itself continues, since only the engine knows its result. The lane checks the
 //! time itself, for all calls together, rather than with one timer per call.
 //!
 //! A caller may disconnect at any time. Before its batch is taken, its command is dropped; after that, the command is
@@ -417,7 +417,8 @@ impl<C, R: Send + 'static> Lane<C, R> {
         // Calls wait in the order of their arrival.
         let count = state.waiting.iter().take_while(|call| is_late(call.reply.queued_at)).count();
         for call in state.waiting.drain(..count) {
-            call.reply.send(Err(late()));
+            // No batch has it, and none will.
+            call.reply.send(Err(late().before_commit()));
         }
     }
 }

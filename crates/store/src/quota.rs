@@ -1,6 +1,8 @@
 //! Quota at the store: its commands and outcomes, the traits engines implement, and the plan for a batch of sends, which
 //! both SQL engines execute.
 
+pub mod send_keys;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -9,9 +11,11 @@ use prometheus_client::metrics::counter::Counter;
 use weir_core::quota::{Grant, Quota, QuotaLimits};
 use weir_core::{Denial, MessageId, Timestamp, TraceContext, UserId, Verdict};
 
+pub use self::send_keys::{SendKey, SendKeyHash, SendRecord};
 pub use crate::limit_changes::LimitChangeFeed;
 
-use crate::{Batch, Result};
+use self::send_keys::{KeyChanges, KeyDecision};
+use crate::{Batch, Error, Result};
 
 /// The topic of accepted messages.
 pub const TOPIC: &str = "sms-outbound";
@@ -22,6 +26,8 @@ pub struct SendMessage {
     pub user: UserId,
     /// The text to deliver.
     pub message: Box<str>,
+    /// A repeated send with the same key is answered like the first.
+    pub key: Option<SendKey>,
     /// The trace of the call.
     pub trace: Option<TraceContext>,
 }
@@ -43,6 +49,17 @@ pub enum SendOutcome {
         /// When it was decided, by the store's clock.
         at: Timestamp,
     },
+    /// A message was accepted with this key before; nothing has changed.
+    Replayed {
+        message_id: MessageId,
+        /// As it was answered then.
+        grant: Grant,
+        /// The user's row now; `None` if the user has no limits any more.
+        row: Option<Quota>,
+        at: Timestamp,
+    },
+    /// The key was used for another message; nothing has changed.
+    KeyConflict,
     /// The user has no limits.
     NotConfigured,
     /// Within the limit, but the broker did not confirm the message.
@@ -61,7 +78,8 @@ pub struct CacheMetrics {
 pub struct QuotaAudit {
     /// Users that have limits.
     pub users: u64,
-    /// Some of the users whose count is above their limit. There must be none.
+    /// Some of the users whose count is above their limit, and above the count that they kept when it was lowered. There
+    /// must be none.
     pub over_limit: Vec<String>,
 }
 
@@ -69,13 +87,19 @@ pub struct QuotaAudit {
 pub trait QuotaStore: Send + Sync + 'static {
     /// Creates or replaces a user's limits; the count starts again at 0.
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota>;
+    /// Creates a user's limits, or replaces them and keeps the window and its count (see [`Quota::change_limits`]).
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota>;
     /// The user's row at the store's present time.
     async fn find(&self, user: &UserId) -> Result<Option<Quota>>;
+    /// Users after `after`, in the byte order of their ids, each with the row at the store's present time.
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>>;
     /// Removes a user's limits. Returns `false` if there are none.
     async fn remove(&self, user: &UserId) -> Result<bool>;
     /// Decides a batch in order and in one commit, and returns the outcomes in the same order. Each accepted message is
-    /// enqueued on [`TOPIC`] in that commit. The batch grows until the engine takes it.
+    /// enqueued on [`TOPIC`] in that commit, which also records its key. The batch grows until the engine takes it.
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>>;
+    /// Deletes up to `limit` keys that have expired, the oldest first, and returns how many.
+    async fn purge_keys(&self, limit: usize) -> Result<usize>;
     async fn audit(&self) -> Result<QuotaAudit>;
     /// Flushes everything to durable storage before the server stops.
     async fn close(&self) {}
@@ -138,6 +162,17 @@ pub enum EnqueueOutcome {
     Unknown,
 }
 
+impl EnqueueOutcome {
+    /// The outcome for a message whose batch failed.
+    #[must_use]
+    pub const fn of_error(error: &Error) -> Self {
+        match error {
+            Error::NotDone { .. } | Error::Overloaded { .. } | Error::ShuttingDown => Self::Failed,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 /// Random bytes for ids; not for secrets.
 #[must_use]
 pub fn random_bytes() -> [u8; 10] {
@@ -155,8 +190,8 @@ pub struct SendPlan<'a> {
     pub changed: Vec<(&'a UserId, Quota)>,
     /// The accepted messages, in order.
     pub accepted: Vec<AcceptedMessage<'a>>,
-    /// The user of each command, in order.
-    users: Vec<&'a UserId>,
+    /// The commands, in order.
+    sends: &'a [SendMessage],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -173,18 +208,31 @@ pub struct AcceptedMessage<'a> {
 
 /// Decides `batch` in order, on the rows that the engine has loaded and locked.
 ///
-/// `rows` has the users that have limits; `random` supplies the random bytes of message ids.
+/// `rows` has the users that have limits, `records` those of the batch's keys; `random` supplies the random bytes of message
+/// ids.
 #[must_use]
 pub fn plan_sends<'a>(
     batch: &'a [SendMessage],
     rows: &mut HashMap<&'a str, Quota>,
+    records: &mut HashMap<SendKeyHash, SendRecord>,
     now: Timestamp,
     mut random: impl FnMut() -> [u8; 10],
 ) -> SendPlan<'a> {
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::with_capacity(batch.len());
     let mut touched: HashMap<&str, &UserId> = HashMap::new();
-    for SendMessage { user, message, trace } in batch {
+    for SendMessage { user, message, key, trace } in batch {
+        let decision = key.as_ref().map_or(KeyDecision::New, |key| {
+            send_keys::decide(key, records.get(&key.hash), rows.get(user.as_str()), now)
+        });
+        let resumed = match decision {
+            KeyDecision::Answered(outcome) => {
+                outcomes.push(outcome);
+                continue;
+            }
+            KeyDecision::Resumed(message_id) => Some(message_id),
+            KeyDecision::New => None,
+        };
         let Some(row) = rows.get_mut(user.as_str()) else {
             outcomes.push(SendOutcome::NotConfigured);
             continue;
@@ -195,16 +243,20 @@ pub fn plan_sends<'a>(
         }
         outcomes.push(match row.send(now) {
             Verdict::Allowed(grant) => {
-                let message_id = MessageId::new(now, random());
+                let message_id = resumed.unwrap_or_else(|| MessageId::new(now, random()));
                 touched.insert(user.as_str(), user);
                 accepted.push(AcceptedMessage { message_id, user, message, trace: trace.as_ref(), at: now });
+                if let Some(SendKey { hash, message }) = *key {
+                    let expires_at = now.plus(send_keys::KEY_RETENTION);
+                    records.insert(hash, SendRecord { message, message_id, grant: Some(grant), expires_at });
+                }
                 SendOutcome::Accepted { message_id, limits, grant, at: now }
             }
             Verdict::Denied(denial) => SendOutcome::Denied { limits, denial, at: now },
         });
     }
     let changed = touched.into_iter().filter_map(|(key, user)| Some((user, *rows.get(key)?))).collect();
-    SendPlan { outcomes, changed, accepted, users: batch.iter().map(|send| &send.user).collect() }
+    SendPlan { outcomes, changed, accepted, sends: batch }
 }
 
 /// Reserves units for all requests in order, on the rows that the engine has loaded and locked.
@@ -228,6 +280,13 @@ pub fn plan_reservations(
 }
 
 impl SendPlan<'_> {
+    /// What the plan changes in the records of keys. `reserved` are those that were created for this batch before it was
+    /// published.
+    #[must_use]
+    pub fn key_changes(&self, reserved: HashSet<SendKeyHash>) -> KeyChanges {
+        KeyChanges::of(self.sends, &self.outcomes, reserved)
+    }
+
     /// Adapts the plan when the broker confirmed only some of its messages: the others do not count, and denials that they
     /// caused become [`SendOutcome::NotQueued`], so that callers may retry. `before` has the rows as they were loaded.
     #[must_use]
@@ -242,26 +301,35 @@ impl SendPlan<'_> {
         if missing.is_empty() {
             return self;
         }
-        let Self { outcomes, mut changed, accepted, users } = self;
+        let Self { outcomes, mut changed, accepted, sends } = self;
         let mut confirmations = accepted.iter().zip(queued);
-        let recount = |(outcome, user): (SendOutcome, &UserId)| match outcome {
-            SendOutcome::Accepted { message_id, limits, grant, at } => match confirmations.next() {
-                Some((_, EnqueueOutcome::Enqueued)) => {
-                    let grant = before.get_mut(user.as_str()).map_or(grant, |row| match row.send(at) {
-                        Verdict::Allowed(grant) => grant,
-                        Verdict::Denied(_) => grant,
-                    });
-                    SendOutcome::Accepted { message_id, limits, grant, at }
+        // What became of the messages of this batch, for sends that repeat one of them.
+        let mut confirmed: HashMap<MessageId, std::result::Result<Grant, EnqueueOutcome>> = HashMap::new();
+        let recount = |(outcome, send): (SendOutcome, &SendMessage)| match outcome {
+            SendOutcome::Accepted { message_id, limits, grant, at } => {
+                let queued = confirmations.next().map_or(EnqueueOutcome::Failed, |(_, queued)| *queued);
+                if queued != EnqueueOutcome::Enqueued {
+                    confirmed.insert(message_id, Err(queued));
+                    return SendOutcome::NotQueued(queued);
                 }
-                Some((_, not)) => SendOutcome::NotQueued(*not),
-                None => SendOutcome::NotQueued(EnqueueOutcome::Failed),
+                let grant = before.get_mut(send.user.as_str()).map_or(grant, |row| match row.send(at) {
+                    Verdict::Allowed(grant) => grant,
+                    Verdict::Denied(_) => grant,
+                });
+                confirmed.insert(message_id, Ok(grant));
+                SendOutcome::Accepted { message_id, limits, grant, at }
+            }
+            SendOutcome::Replayed { message_id, grant, row, at } => match confirmed.get(&message_id) {
+                Some(Err(queued)) => SendOutcome::NotQueued(*queued),
+                Some(Ok(grant)) => SendOutcome::Replayed { message_id, grant: *grant, row, at },
+                None => SendOutcome::Replayed { message_id, grant, row, at },
             },
-            SendOutcome::Denied { .. } if missing.contains(user.as_str()) => {
+            SendOutcome::Denied { .. } if missing.contains(send.user.as_str()) => {
                 SendOutcome::NotQueued(EnqueueOutcome::Failed)
             }
             other => other,
         };
-        let outcomes = outcomes.into_iter().zip(users.iter().copied()).map(recount).collect();
+        let outcomes = outcomes.into_iter().zip(sends).map(recount).collect();
         for (user, row) in &mut changed {
             if let Some(recounted) = before.get_mut(user.as_str()) {
                 if recounted.last_refresh > row.last_refresh {
@@ -272,7 +340,7 @@ impl SendPlan<'_> {
         }
         let accepted =
             accepted.into_iter().zip(queued).filter(|(_, queued)| **queued == EnqueueOutcome::Enqueued);
-        Self { outcomes, changed, accepted: accepted.map(|(accepted, _)| accepted).collect(), users }
+        Self { outcomes, changed, accepted: accepted.map(|(accepted, _)| accepted).collect(), sends }
     }
 }
 
@@ -281,7 +349,92 @@ mod tests {
     use super::*;
 
     fn send(user: &str) -> SendMessage {
-        SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into(), trace: None }
+        SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into(), key: None, trace: None }
+    }
+
+    fn keyed(user: &str, key: u8, text: u8) -> SendMessage {
+        SendMessage { key: Some(SendKey { hash: [key; 16], message: [text; 16] }), ..send(user) }
+    }
+
+    /// Decides a batch and shows each outcome as a letter, and the changes of keys.
+    fn decide(
+        batch: &[SendMessage],
+        rows: &mut HashMap<&'static str, Quota>,
+        records: &mut HashMap<SendKeyHash, SendRecord>,
+        now: Timestamp,
+    ) -> (String, KeyChanges) {
+        let mut borrowed = rows.iter().map(|(user, row)| (*user, *row)).collect();
+        let plan = plan_sends(batch, &mut borrowed, records, now, random_bytes);
+        for (user, row) in &plan.changed {
+            *rows.get_mut(user.as_str()).unwrap() = *row;
+        }
+        (letters(&plan.outcomes), plan.key_changes(HashSet::new()))
+    }
+
+    fn letters(outcomes: &[SendOutcome]) -> String {
+        let letter = |outcome: &SendOutcome| match outcome {
+            SendOutcome::Accepted { .. } => 'A',
+            SendOutcome::Denied { .. } => 'D',
+            SendOutcome::Replayed { .. } => 'R',
+            SendOutcome::KeyConflict => 'C',
+            SendOutcome::NotConfigured => 'N',
+            SendOutcome::NotQueued(EnqueueOutcome::Unknown) => 'U',
+            SendOutcome::NotQueued(_) => 'F',
+        };
+        outcomes.iter().map(letter).collect()
+    }
+
+    #[test]
+    fn a_key_is_answered_alike_until_it_expires_and_counts_once() {
+        let now = Timestamp::from_seconds(60);
+        let mut rows = HashMap::from([("a", Quota::new(QuotaLimits::new(2, 1).unwrap(), now))]);
+        let mut records = HashMap::new();
+        let batch =
+            [keyed("a", 1, 1), keyed("a", 1, 1), keyed("a", 1, 2), keyed("a", 2, 1), keyed("a", 3, 1)];
+        let (outcomes, changes) = decide(&batch, &mut rows, &mut records, now);
+        assert_eq!((outcomes.as_str(), rows["a"].current_count), ("ARCAD", 2));
+        assert_eq!(changes.saved.iter().map(|(hash, _)| hash[0]).collect::<Vec<_>>(), [1, 2]);
+        let first = records[&[1; 16]];
+        let later = Timestamp::from_micros(first.expires_at.as_micros() - 1);
+        let (outcomes, changes) = decide(&batch, &mut rows, &mut records, later);
+        assert_eq!(outcomes, "RRCRA", "a denial is not recorded, so the third key is new");
+        assert_eq!(changes.saved.len(), 1);
+        let (outcomes, _) = decide(&batch[..1], &mut rows, &mut records, first.expires_at);
+        assert_eq!(outcomes, "A", "the key has expired");
+    }
+
+    #[test]
+    fn a_key_of_a_removed_user_is_answered_and_a_new_one_is_not_recorded() {
+        let now = Timestamp::from_seconds(60);
+        let mut rows = HashMap::from([("a", Quota::new(QuotaLimits::new(2, 1).unwrap(), now))]);
+        let mut records = HashMap::new();
+        decide(&[keyed("a", 1, 1)], &mut rows, &mut records, now);
+        let batch = [keyed("a", 1, 1), keyed("a", 2, 1)];
+        let (outcomes, changes) = decide(&batch, &mut HashMap::new(), &mut records, now);
+        assert_eq!(outcomes, "RN");
+        assert!(changes.is_empty());
+    }
+
+    #[test]
+    fn a_key_whose_message_may_be_published_keeps_its_id_and_others_are_forgotten() {
+        let now = Timestamp::from_seconds(60);
+        let row = Quota::new(QuotaLimits::new(3, 1).unwrap(), now);
+        let batch =
+            [keyed("a", 4, 1), keyed("a", 1, 1), keyed("a", 1, 1), keyed("a", 2, 1), keyed("a", 3, 1)];
+        let reserved = send_keys::reservations(&batch, now, random_bytes);
+        assert_eq!(reserved.iter().map(|(hash, _)| hash[0]).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        let hashes: HashSet<_> = reserved.iter().map(|(hash, _)| *hash).collect();
+        let mut records: HashMap<_, _> = reserved.iter().copied().collect();
+        let (mut rows, mut before) = (HashMap::from([("a", row)]), HashMap::from([("a", row)]));
+        let plan = plan_sends(&batch, &mut rows, &mut records, now, || panic!("the ids are reserved"));
+        let ids: Vec<_> = plan.accepted.iter().map(|message| message.message_id).collect();
+        assert_eq!(ids, [3, 0, 1].map(|n: usize| reserved[n].1.message_id));
+        let queued = [EnqueueOutcome::Enqueued, EnqueueOutcome::Unknown, EnqueueOutcome::Failed];
+        let plan = plan.retain_confirmed(&mut before, &queued);
+        assert_eq!(letters(&plan.outcomes), "AUUFF");
+        let changes = plan.key_changes(hashes);
+        assert_eq!(changes.saved.iter().map(|(hash, _)| hash[0]).collect::<Vec<_>>(), [4]);
+        assert_eq!(changes.forgotten, [[2; 16], [3; 16]], "the one whose outcome is unknown stays");
     }
 
     fn sent(limits: QuotaLimits, current_count: u32) -> Quota {
@@ -294,7 +447,7 @@ mod tests {
         let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let batch = [send("a"), send("nobody"), send("a"), send("a")];
-        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
         assert!(matches!(
             plan.outcomes[..],
             [
@@ -317,7 +470,7 @@ mod tests {
         let ahead = Quota { last_refresh: Timestamp::from_seconds(7_200), ..sent(limits, 1) };
         let mut rows = HashMap::from([("a", ahead)]);
         let batch = [send("a")];
-        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
         assert!(matches!(plan.outcomes[..], [SendOutcome::Denied { .. }]));
         assert_eq!(plan.changed[0].1, Quota { last_refresh: now, ..sent(limits, 1) });
     }
@@ -350,7 +503,7 @@ mod tests {
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let mut before = rows.clone();
         let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
-        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
         let confirmations = [
             EnqueueOutcome::Failed,
             EnqueueOutcome::Enqueued,
@@ -384,7 +537,7 @@ mod tests {
         let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
         let mut before = rows.clone();
         let batch = [send("a"), send("b")];
-        let plan = plan_sends(&batch, &mut rows, now, || [7; 10])
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10])
             .retain_confirmed(&mut before, &[EnqueueOutcome::Failed]);
         let mut changed = plan.changed.clone();
         changed.sort_unstable_by_key(|(user, _)| user.as_str());
@@ -402,7 +555,7 @@ mod tests {
         let mut rows = HashMap::from([("a", before)]);
         let mut loaded = rows.clone();
         let batch = [send("a")];
-        let plan = plan_sends(&batch, &mut rows, now, || [7; 10])
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10])
             .retain_confirmed(&mut loaded, &[EnqueueOutcome::Failed]);
         assert_eq!(plan.changed[0].1, before);
     }

@@ -542,8 +542,10 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Begins to store idempotency keys as keyed hashes, unless that has begun: from then on no server can store one in another
     /// form, not even one of an earlier version, and all servers use the key that was given first.
     async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()>;
-    /// Stores the key of the hashes sealed with one more request key. Does nothing if it is stored so already, or if the index
-    /// has not begun.
+    /// Stores the key of the hashes, unless there is one, and leaves the form in which requests are stored as it is.
+    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()>;
+    /// Stores the key of the hashes sealed with one more request key. Does nothing if it is stored so already, or if there is
+    /// none yet.
     async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()>;
     /// Removes one form of the key of the hashes, unless it is the last.
     async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()>;

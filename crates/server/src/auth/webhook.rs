@@ -84,9 +84,9 @@ impl WebhookSecret {
         signatures.collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns the `webhook-signature` of a call to a downstream, which verifies it with the secret that it signs callbacks with.
+    /// Returns the `webhook-signature` of a message to an operator's own service: one signature per master secret.
     #[must_use]
-    pub fn sign_call(&self, id: &str, now: Timestamp, body: &[u8]) -> String {
+    pub fn sign(&self, id: &str, now: Timestamp, body: &[u8]) -> String {
         let signatures = self.masters().map(|master| sign(&master.secret, id, now, body));
         signatures.collect::<Vec<_>>().join(" ")
     }

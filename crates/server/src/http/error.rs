@@ -182,6 +182,12 @@ impl ApiError {
     }
 
     #[must_use]
+    pub(crate) fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.0.message = message.into();
+        self
+    }
+
+    #[must_use]
     pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.0.code = code;
         self

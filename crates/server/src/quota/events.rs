@@ -2,6 +2,7 @@
 
 use weir_core::UserId;
 use weir_core::quota::QuotaLimits;
+use weir_core::request::retry::FailureCause;
 use weir_queue::Message;
 use weir_store::Error;
 
@@ -61,6 +62,20 @@ fn describe(limits: QuotaLimits) -> String {
     format!("rateLimit={} timeWindowMinutes={}", limits.rate_limit(), limits.time_window_minutes())
 }
 
+/// Expired idempotency keys could not be deleted. Logged once per outage.
+pub(super) struct KeysPurgeFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl KeysPurgeFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot delete expired idempotency keys of sends; retrying until it succeeds"
+        );
+    }
+}
+
 /// A batch could not be claimed, written or settled. Logged once per outage.
 pub(super) struct DeliveryFailed<'a> {
     pub(super) error: &'a Error,
@@ -83,6 +98,42 @@ impl ClaimExpired {
             messages = self.messages,
             "messages were delivered after their claim had expired (sender.visibility) and will be delivered again"
         );
+    }
+}
+
+/// The provider did not accept a message, which is tried again.
+pub(super) struct SmsRetried<'a> {
+    pub(super) user: &'a str,
+    pub(super) message_id: uuid::Uuid,
+    /// The attempts so far.
+    pub(super) attempts: u32,
+    pub(super) cause: FailureCause,
+}
+
+impl SmsRetried<'_> {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        let Self { user, message_id, attempts, cause } = self;
+        tracing::debug!(target: "weir::sender", userId = user, messageId = %message_id, attempts, error = %cause, "a message is tried again");
+        metrics.retried.inc();
+    }
+}
+
+/// The provider refused a message, or did not accept it in as many attempts as there are.
+pub(super) struct SmsGivenUp<'a> {
+    pub(super) user: &'a str,
+    pub(super) message_id: uuid::Uuid,
+    pub(super) attempts: u32,
+    pub(super) cause: FailureCause,
+}
+
+impl SmsGivenUp<'_> {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        let Self { user, message_id, attempts, cause } = self;
+        tracing::error!(
+            target: "weir::sender", userId = user, messageId = %message_id, attempts, error = %cause,
+            "message given up and saved as a dead letter: see /admin/dlq, with Kafka the topic sms-outbound.dlq"
+        );
+        metrics.given_up.inc();
     }
 }
 

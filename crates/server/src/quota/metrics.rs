@@ -2,6 +2,7 @@
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use weir_store::Result;
 use weir_store::quota::{CacheMetrics, SendOutcome};
@@ -18,12 +19,22 @@ pub struct QuotaMetrics {
     /// Sends refused by the denial cache.
     pub denied_from_cache: Counter,
     not_configured: Counter,
+    replayed: Counter,
+    key_conflict: Counter,
     failed: Counter,
     deliveries: Family<OutcomeLabels, Counter>,
     /// Messages delivered by the sender.
     pub delivered: Counter,
     /// Messages that the sender could not decode.
     pub malformed: Counter,
+    /// Calls to the provider after which a message is tried again.
+    pub retried: Counter,
+    /// Messages that the provider did not accept.
+    pub given_up: Counter,
+    /// The state of the provider's circuit breaker.
+    pub provider_breaker: Gauge,
+    /// Idempotency keys that were deleted when they had expired.
+    pub keys_purged: Counter,
     cache: CacheMetrics,
 }
 
@@ -39,11 +50,17 @@ impl QuotaMetrics {
             denied: counter(&sends, "denied"),
             denied_from_cache: counter(&sends, "denied_from_memory"),
             not_configured: counter(&sends, "not_configured"),
+            replayed: counter(&sends, "replayed"),
+            key_conflict: counter(&sends, "key_conflict"),
             failed: counter(&sends, "failed"),
             sends,
             delivered: counter(&deliveries, "sent"),
             malformed: counter(&deliveries, "malformed"),
+            retried: counter(&deliveries, "retried"),
+            given_up: counter(&deliveries, "given_up"),
+            provider_breaker: Gauge::default(),
             deliveries,
+            keys_purged: Counter::default(),
             cache,
         }
     }
@@ -52,7 +69,15 @@ impl QuotaMetrics {
         r.register("quota_sends", "Calls of /api/send by outcome", self.sends.clone());
         let forgotten = "Users removed from the denial cache because their limits changed, on any server";
         r.register("quota_cache_forgotten", forgotten, self.cache.forgotten.clone());
-        r.register("quota_deliveries", "Messages claimed by the sender, by outcome", self.deliveries.clone());
+        let purged = "Idempotency keys of sends that were deleted when they had expired";
+        r.register("quota_keys_purged", purged, self.keys_purged.clone());
+        let breaker = "Circuit breaker of sender.url: 0 closed, 1 half-open, 2 open";
+        r.register("quota_provider_breaker_state", breaker, self.provider_breaker.clone());
+        r.register(
+            "quota_deliveries",
+            "Messages claimed by the sender, by outcome; one that is tried again is counted each time",
+            self.deliveries.clone(),
+        );
     }
 
     /// Counts a send that the store decided, or failed to decide.
@@ -61,6 +86,8 @@ impl QuotaMetrics {
             Ok(SendOutcome::Accepted { .. }) => &self.accepted,
             Ok(SendOutcome::Denied { .. }) => &self.denied,
             Ok(SendOutcome::NotConfigured) => &self.not_configured,
+            Ok(SendOutcome::Replayed { .. }) => &self.replayed,
+            Ok(SendOutcome::KeyConflict) => &self.key_conflict,
             Ok(SendOutcome::NotQueued(_)) | Err(_) => &self.failed,
         }
         .inc();

@@ -4,14 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::UserId;
 use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::{IdempotencyKey, UserId};
 use weir_store::denial_cache::DenialCache;
 use weir_store::limit_changes::LimitChange;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
-use weir_store::{Lanes, Result};
+use weir_store::{Error, Lanes, Result};
 
 use super::metrics::QuotaMetrics;
+use super::send_keys::{HashKeySource, send_key};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
@@ -20,6 +21,7 @@ pub struct QuotaService {
     store: Arc<dyn QuotaStore>,
     lanes: Lanes<SendMessage, SendOutcome>,
     denials: Arc<DenialCache>,
+    hash_key: HashKeySource,
     timeout: Duration,
     metrics: QuotaMetrics,
 }
@@ -27,7 +29,12 @@ pub struct QuotaService {
 impl QuotaService {
     /// Starts the lanes.
     #[must_use]
-    pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
+    pub(crate) fn start(
+        engines: &Engines,
+        settings: &Settings,
+        hash_key: HashKeySource,
+        metrics: &Metrics,
+    ) -> Self {
         let store = Arc::clone(&engines.store.quota);
         let lanes = engines.start_lanes("quota", metrics.lane("quota"), {
             let store = Arc::clone(&store);
@@ -40,16 +47,24 @@ impl QuotaService {
             Arc::clone(&engines.store.limit_changes),
             Arc::clone(&engines.store.steady_clock),
         );
-        Self { store, lanes, denials, timeout: settings.http.timeout, metrics: metrics.quota.clone() }
+        let metrics = metrics.quota.clone();
+        Self { store, lanes, denials, hash_key, timeout: settings.http.timeout, metrics }
     }
 
     pub(crate) fn denials(&self) -> Arc<DenialCache> {
         Arc::clone(&self.denials)
     }
 
-    /// Creates or replaces a user's limits.
-    pub async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
-        let configured = within(self.timeout, self.store.configure(user, limits)).await;
+    /// Creates or replaces a user's limits. The count starts again, unless it is to be kept.
+    pub async fn configure(&self, user: &UserId, limits: QuotaLimits, keeps_count: bool) -> Result<Quota> {
+        let configure = async {
+            if keeps_count {
+                self.store.change_limits(user, limits).await
+            } else {
+                self.store.configure(user, limits).await
+            }
+        };
+        let configured = within(self.timeout, configure).await;
         // Also after an error, which may hide a commit.
         self.denials.invalidate(&LimitChange::User(user.clone()));
         configured
@@ -57,7 +72,12 @@ impl QuotaService {
 
     /// Returns a user's quota in the present window.
     pub async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        within(self.timeout, self.store.find(user)).await
+        within(self.timeout, self.store.find(user)).await.map_err(Error::before_commit)
+    }
+
+    /// Returns users after `after`, in the order of their ids, each with the quota in the present window.
+    pub async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        within(self.timeout, self.store.list(after, limit)).await.map_err(Error::before_commit)
     }
 
     /// Removes a user's limits. Returns false if the user had none.
@@ -79,6 +99,16 @@ impl QuotaService {
         if let Ok(denied @ SendOutcome::Denied { .. }) = &outcome {
             self.denials.record(query, &user, denied);
         }
+        self.metrics.record_send(&outcome);
+        outcome
+    }
+
+    /// Decides a send that may be repeated with the same key. A key that was used is answered even over the limit, so the denial
+    /// cache is not asked. It is not told of a denial either: with Redis, sends without a key may have places left.
+    pub async fn send_once(&self, mut send: SendMessage, key: &IdempotencyKey) -> Result<SendOutcome> {
+        let hash_key = (self.hash_key)().await?;
+        send.key = Some(send_key(&hash_key, &send.user, key, &send.message));
+        let outcome = self.lanes.submit(send.user.clone().as_str(), send).await;
         self.metrics.record_send(&outcome);
         outcome
     }

@@ -2,7 +2,6 @@
 //! Submissions are counted with their latency in `service.rs`, whatever their outcome. Requests that the reconciler publishes
 //! again (`PENDING_ENQUEUE->ACCEPTED`) are one line with their number, in `engines/broker_jobs.rs`.
 
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::task::JoinError;
 use tracing::field::{DisplayValue, display};
 use weir_core::request::retry::{FailureCause, RetryDecision};
@@ -486,22 +485,6 @@ impl ReportDropped<'_> {
             tenantId = self.job.tenant.as_str(),
             "the report of a request could not be stored in time; its downstream will be called again"
         );
-    }
-}
-
-/// The circuit breaker of a downstream has opened, half-opened or closed.
-pub(super) struct BreakerChanged<'a> {
-    pub(super) downstream: &'a str,
-    pub(super) state: &'static str,
-    /// The state as the metric shows it.
-    pub(super) number: i64,
-}
-
-impl BreakerChanged<'_> {
-    pub(super) fn emit(self, gauge: &Gauge) {
-        let Self { downstream, state, number } = self;
-        gauge.set(number);
-        tracing::warn!(target: "weir::request", downstream, state, "the circuit breaker of a downstream changed");
     }
 }
 

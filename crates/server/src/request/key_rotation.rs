@@ -333,7 +333,7 @@ impl KeyRotation {
         let key = stored_form::open(&self.keys, &index.keys)
             .ok_or_else(|| Error::failed("request keys", unknown()))?;
         self.store.add_index_key(&self.keys.seal_index_key(&key).map_err(seal_failed)?).await?;
-        Ok(true)
+        Ok(index.has_begun)
     }
 
     /// Removes the forms of the key of the hashes that are sealed with another key: nothing needs that key any more.

@@ -41,6 +41,7 @@ pub(crate) struct StoredForm {
     cached: Mutex<Option<(Instant, Result<Form>)>>,
     /// Held during a read, so that concurrent callers wait for one answer.
     reading: tokio::sync::Mutex<()>,
+    hash_key: tokio::sync::OnceCell<Arc<hmac::Key>>,
 }
 
 #[derive(Clone)]
@@ -75,6 +76,7 @@ impl StoredForm {
             timeout,
             cached: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
+            hash_key: tokio::sync::OnceCell::new(),
         }
     }
 
@@ -160,14 +162,13 @@ impl StoredForm {
     /// Reads the form, and begins the hashes if they may begin.
     async fn read(&self) -> Result<Form> {
         let index = self.store.key_index().await?;
-        if !index.keys.is_empty() {
+        if index.has_begun {
             return self.hashed(&index);
         }
         if index.is_upgraded && self.formats == Formats::Compatible {
             return Ok(Form::Plain);
         }
-        let key: [u8; INDEX_KEY_BYTES] = rand::random();
-        let sealed = self.keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))?;
+        let sealed = self.new_key()?;
         match self.store.begin_key_index(&sealed).await {
             Ok(()) => {}
             // Whoever begins later finds what is stored until then.
@@ -181,12 +182,35 @@ impl StoredForm {
         self.hashed(&self.store.key_index().await?)
     }
 
+    /// The key of the hashes, for other keys than those of requests: also on a store whose requests do not have this form yet.
+    /// It never changes.
+    pub(crate) async fn hash_key(&self) -> Result<Arc<hmac::Key>> {
+        let key = self.hash_key.get_or_try_init(|| async {
+            let mut index = self.store.key_index().await?;
+            if index.keys.is_empty() {
+                self.store.prepare_key_index(&self.new_key()?).await?;
+                index = self.store.key_index().await?;
+            }
+            self.open(&index)
+        });
+        // Nothing depends on the key yet.
+        within(self.timeout, key).await.map_err(Error::before_commit).cloned()
+    }
+
+    fn new_key(&self) -> Result<SealedIndexKey> {
+        let key: [u8; INDEX_KEY_BYTES] = rand::random();
+        self.keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))
+    }
+
     fn hashed(&self, index: &KeyIndex) -> Result<Form> {
+        Ok(Form::Hashed { key: self.open(index)?, may_have_plain: index.may_have_plain })
+    }
+
+    fn open(&self, index: &KeyIndex) -> Result<Arc<hmac::Key>> {
         let key = open(&self.keys, &index.keys).ok_or_else(|| {
             Error::unavailable("request keys", UnknownIndexKey::new(&self.keys, &index.keys))
         })?;
-        let key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &key));
-        Ok(Form::Hashed { key, may_have_plain: index.may_have_plain })
+        Ok(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &key)))
     }
 }
 

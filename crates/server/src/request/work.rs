@@ -4,7 +4,6 @@
 //! work on a request: the store ignores the report of a worker that lost its lease. Whatever happens to a worker, its requests
 //! are claimed again when their leases end.
 
-mod breakers;
 pub(super) mod call;
 mod concurrency;
 mod downstream;

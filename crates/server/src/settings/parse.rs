@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use url::Url;
 
 /// Parses a duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
 #[must_use]
@@ -47,6 +48,17 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
         "false" | "0" => Some(false),
         _ => None,
     }
+}
+
+/// Parses an `http://` or `https://` URL.
+pub(crate) fn http_url(text: &str) -> Option<Url> {
+    let url: Url = text.trim().parse().ok()?;
+    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
+}
+
+/// As [`http_url`]; empty means none.
+pub(crate) fn optional_url(text: &str) -> Option<Option<Url>> {
+    if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
 }
 
 /// Checks that a file, if one is named, has certificates in PEM.

@@ -11,7 +11,7 @@ use weir_store::quota::{AcceptedMessage, QuotaAudit, QuotaStore, SendMessage, Se
 use weir_store::shard;
 use weir_store::{Batch, Result};
 
-use super::{MessageState, Model, QueuedMessage, State, User};
+use super::{AnsweredKey, MessageState, Model, QueuedMessage, State, User};
 
 /// A window and the number of sends in it.
 struct Window {
@@ -55,13 +55,24 @@ impl User {
         let open = if now >= self.end_of(&last) { Window { start: now, count: 0 } } else { last };
         let reset_at = self.end_of(&open);
         let limit = self.limits.rate_limit();
-        if open.count == limit {
+        if open.count >= limit {
             let wait_micros = reset_at.as_micros() - now.as_micros();
             let retry_after = Duration::from_micros(wait_micros.unsigned_abs());
             return Err(Denial { reason: DenialReason::QuotaExceeded, retry_after });
         }
         self.sends.push(now);
         Ok(Grant { remaining: limit - open.count - 1, reset_at })
+    }
+
+    /// Takes new limits and keeps the window and its count, unless the window is over.
+    fn change_limits(&mut self, limits: QuotaLimits, now: Timestamp) {
+        self.move_back(now);
+        let last = self.last_window();
+        let is_over = now >= self.end_of(&last);
+        self.since = if is_over { now } else { last.start };
+        self.kept = if is_over { 0 } else { last.count };
+        self.sends = vec![self.since; self.kept as usize];
+        self.limits = limits;
     }
 
     fn row(&self, now: Timestamp) -> Quota {
@@ -84,7 +95,26 @@ impl State {
         });
     }
 
+    /// The answer to a key that was used within a day.
+    fn answer(&self, command: &SendMessage, now: Timestamp) -> Option<SendOutcome> {
+        let day = 86_400_000_000;
+        let key = command.key?;
+        let used = self
+            .keys
+            .iter()
+            .rev()
+            .find(|used| used.key.hash == key.hash && now.as_micros() - used.at.as_micros() < day)?;
+        if used.key.message != key.message {
+            return Some(SendOutcome::KeyConflict);
+        }
+        let row = self.users.get(command.user.as_str()).map(|user| user.row(now));
+        Some(SendOutcome::Replayed { message_id: used.message_id, grant: used.grant, row, at: now })
+    }
+
     fn send(&mut self, command: &SendMessage, now: Timestamp, shards: u16) -> SendOutcome {
+        if let Some(answer) = self.answer(command, now) {
+            return answer;
+        }
         let Some(user) = self.users.get_mut(command.user.as_str()) else {
             return SendOutcome::NotConfigured;
         };
@@ -103,6 +133,10 @@ impl State {
                     },
                     shards,
                 );
+                if let Some(key) = command.key {
+                    self.keys.retain(|used| used.key.hash != key.hash);
+                    self.keys.push(AnsweredKey { key, message_id, grant, at: now });
+                }
                 SendOutcome::Accepted { message_id, limits, grant, at: now }
             }
         }
@@ -113,10 +147,26 @@ impl State {
 impl QuotaStore for Model {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let now = self.now();
-        let configured = User { limits, since: now, sends: Vec::new() };
+        let configured = User { limits, since: now, sends: Vec::new(), kept: 0 };
         let row = configured.row(now);
         self.state.lock().users.insert(user.as_str().to_owned(), configured);
         Ok(row)
+    }
+
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let now = self.now();
+        let mut state = self.state.lock();
+        let new = || User { limits, since: now, sends: Vec::new(), kept: 0 };
+        let user = state.users.entry(user.as_str().to_owned()).or_insert_with(new);
+        user.change_limits(limits, now);
+        Ok(user.row(now))
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let (state, now) = (self.state.lock(), self.now());
+        let is_after = |name: &str| after.is_none_or(|after| name > after.as_str());
+        let rows = state.users.iter().filter(|(name, _)| is_after(name)).take(limit);
+        Ok(rows.map(|(name, user)| (UserId::parse(name).expect("it was a user id"), user.row(now))).collect())
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
@@ -135,9 +185,17 @@ impl QuotaStore for Model {
         Ok(outcomes)
     }
 
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        let (mut state, now) = (self.state.lock(), self.now());
+        let is_expired = |used: &AnsweredKey| now.as_micros() - used.at.as_micros() >= 86_400_000_000;
+        let purged = state.keys.iter().take(limit).take_while(|used| is_expired(used)).count();
+        state.keys.drain(..purged);
+        Ok(purged)
+    }
+
     async fn audit(&self) -> Result<QuotaAudit> {
         let state = self.state.lock();
-        let over = |user: &User| user.last_window().count > user.limits.rate_limit();
+        let over = |user: &User| user.last_window().count > user.limits.rate_limit().max(user.kept);
         let over_limit =
             state.users.iter().filter(|(_, user)| over(user)).map(|(name, _)| name.clone()).collect();
         Ok(QuotaAudit { users: state.users.len() as u64, over_limit })

@@ -200,7 +200,7 @@ pub async fn awkward_reasons_are_stored_unchanged<H: HasQuota>() {
         let all = dead_letters(&h, None, 10).await;
         let named = |letter: &&DeadLetter| letter.payload == claims.only().payload;
         let letter = all.iter().find(named).expect("the dead message is listed");
-        assert_eq!(letter.reason, reason, "the reason of {sent} must be stored unchanged");
+        assert_eq!(letter.reason, reason, "the reason of {sent:?} must be stored unchanged");
     }
 }
 

@@ -96,7 +96,7 @@ pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: HasQuota>() {
 fn remaining(outcome: &SendOutcome) -> Option<u32> {
     match outcome {
         SendOutcome::Accepted { grant, .. } => Some(grant.remaining),
-        SendOutcome::Denied { .. } | SendOutcome::NotConfigured | SendOutcome::NotQueued(_) => None,
+        _ => None,
     }
 }
 

@@ -132,7 +132,8 @@ pub async fn the_index_begins_once_and_keeps_its_last_key<H: HasRequests>() {
     let (first, other) = (index_key("a", "1"), index_key("b", "2"));
     h.requests().add_index_key(&other).await.expect("add_index_key must succeed");
     let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert_eq!((index.keys, index.may_have_plain, index.is_upgraded), (Vec::new(), false, false));
+    assert_eq!((index.keys, index.has_begun, index.may_have_plain), (Vec::new(), false, false));
+    assert!(!index.is_upgraded);
     begin(&h, &first).await;
     begin(&h, &other).await;
     assert_eq!(index_keys(&h).await, std::slice::from_ref(&first), "the first that begins decides");
@@ -146,6 +147,18 @@ pub async fn the_index_begins_once_and_keeps_its_last_key<H: HasRequests>() {
     let h = h.reopen().await;
     let index = h.requests().key_index().await.expect("key_index must succeed");
     assert_eq!((index.keys, index.may_have_plain), (vec![other], false));
+}
+
+pub async fn a_key_that_was_prepared_is_the_one_the_index_begins_with<H: HasRequests>() {
+    let h = H::open().await;
+    let (first, other) = (index_key("a", "1"), index_key("b", "2"));
+    for key in [&first, &other] {
+        h.requests().prepare_key_index(key).await.expect("prepare_key_index must succeed");
+    }
+    assert_eq!(index_keys(&h).await, std::slice::from_ref(&first));
+    begin(&h, &other).await;
+    let index = h.requests().key_index().await.expect("key_index must succeed");
+    assert_eq!((index.keys, index.has_begun), (vec![first], true));
 }
 
 pub async fn servers_that_begin_the_index_at_once_agree_on_its_key<H: HasRequests>() {

@@ -30,7 +30,8 @@ const SEALED_WITH: &str = "
 const INDEX_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
 const INDEX_STATE: &str = "
     SELECT coalesce((SELECT plain_until > coalesce($1, clock_timestamp()) FROM request_index WHERE id = 1), false),
-           (SELECT created_version < $2 FROM weir_schema_state WHERE id = 1)";
+           (SELECT created_version < $2 FROM weir_schema_state WHERE id = 1),
+           EXISTS (SELECT FROM request_index WHERE id = 1)";
 /// Keys of before can be in use for a day; twice that, so that a clock that is set back does not matter.
 const BEGIN_INDEX: &str = "
     INSERT INTO request_index (id, plain_until)
@@ -38,10 +39,12 @@ const BEGIN_INDEX: &str = "
                    THEN coalesce($1, clock_timestamp()) + $2::bigint * interval '2 microseconds' END
     ON CONFLICT DO NOTHING";
 const ADD_INDEX_KEY: &str = "
-    INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3 FROM request_index WHERE id = 1
-    ON CONFLICT DO NOTHING";
-/// The lock keeps two servers from removing the last two forms at once.
-const LOCK_INDEX: &str = "SELECT id FROM request_index WHERE id = 1 FOR UPDATE";
+    INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3
+    WHERE EXISTS (SELECT FROM request_index_key) ON CONFLICT DO NOTHING";
+/// Under the lock of migrations, so that there is only one key.
+const ADD_FIRST_INDEX_KEY: &str = "
+    INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3
+    WHERE NOT EXISTS (SELECT FROM request_index_key)";
 const REMOVE_INDEX_KEY: &str = "
     DELETE FROM request_index_key
     WHERE name = $1 AND digest = $2 AND (SELECT count(*) FROM request_index_key) > 1";
@@ -131,7 +134,8 @@ pub(super) async fn key_index(engine: &Postgres) -> Result<KeyIndex> {
     // After the keys: where there are keys, the state is that of an index that has begun.
     let values: Values<'_> = &[&engine.clock_override(), &HASHED_KEYS_VERSION];
     let row = engine.inner.pool.query_one(INDEX_STATE, values).await?;
-    Ok(KeyIndex { keys, may_have_plain: column(&row, 0)?, is_upgraded: column(&row, 1)? })
+    let (may_have_plain, is_upgraded, has_begun) = (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
+    Ok(KeyIndex { keys, has_begun, may_have_plain, is_upgraded })
 }
 
 pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
@@ -142,9 +146,19 @@ pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Resu
     if session.query_opt(FIND_CONSTRAINT, &[]).await?.is_none() {
         session.run(REFUSE_PLAIN_KEYS).await?;
         session.execute(BEGIN_INDEX, &[&engine.clock_override(), &time::micros(RETENTION)]).await?;
-        session.execute(ADD_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
+        session.execute(ADD_FIRST_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
         session.execute(REFUSE_OLDER_SERVERS, &[&HASHED_KEYS_VERSION]).await?;
     }
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn prepare_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query(LOCK_MIGRATIONS, &[]).await?;
+    session.execute(ADD_FIRST_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
     session.run("COMMIT").await?;
     session.keep();
     Ok(())
@@ -157,7 +171,8 @@ pub(super) async fn add_index_key(engine: &Postgres, key: &SealedIndexKey) -> Re
 pub(super) async fn remove_index_key(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
-    session.query(LOCK_INDEX, &[]).await?;
+    // Two servers must not remove the last two forms at once.
+    session.query(LOCK_MIGRATIONS, &[]).await?;
     session.execute(REMOVE_INDEX_KEY, &[&name, &digest]).await?;
     session.run("COMMIT").await?;
     session.keep();

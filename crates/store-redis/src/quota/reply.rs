@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 use weir_core::Timestamp;
-use weir_core::quota::QuotaLimits;
+use weir_core::quota::{Quota, QuotaLimits};
 
 /// The reply of `quota_spend` or `quota_install` for one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +70,14 @@ impl PeekedHash {
     pub(crate) fn unused(&self) -> u32 {
         self.reserved.saturating_sub(self.count)
     }
+
+    /// The row with what the hash holds unused as reserved, and all else as sent. `None` if units were reserved after the row
+    /// was read, which is then too old.
+    pub(crate) fn live_row(&self, row: &Quota) -> Option<Quota> {
+        let reserved_count = self.unused();
+        let current_count = row.counted().saturating_sub(reserved_count);
+        (self.reserved <= row.counted()).then_some(Quota { current_count, reserved_count, ..*row })
+    }
 }
 
 pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
@@ -108,6 +116,11 @@ pub(crate) fn parse_release(value: &Value) -> Option<(Timestamp, u32)> {
     let Value::Array(fields) = value else { return None };
     let [window, units] = &fields[..] else { return None };
     Some((Timestamp::from_micros(int(window)?), unsigned(units)?))
+}
+
+/// Returns whether `quota_release` found nothing unused, and other callers that may be about to install units.
+pub(crate) fn has_pending(value: &Value) -> bool {
+    matches!(value, Value::Array(fields) if fields.len() == 1)
 }
 
 /// Parses a number that a script computed, or one that it read from a hash, which is text.
@@ -161,9 +174,10 @@ mod tests {
         assert_eq!(parse_spend(&Value::Array(vec![Value::Int(1), Value::Nil])), None);
         assert_eq!(parse_spend(&Value::Nil), None);
         assert_eq!(parse_peek(&Value::Array(vec![])), None);
-        assert_eq!(
-            parse_release(&Value::Array(vec![bulk("5"), Value::Int(2)])),
-            Some((Timestamp::from_micros(5), 2))
-        );
+        let released = Value::Array(vec![bulk("5"), Value::Int(2)]);
+        assert_eq!(parse_release(&released), Some((Timestamp::from_micros(5), 2)));
+        let pending = Value::Array(vec![Value::Int(1)]);
+        assert_eq!((parse_release(&pending), has_pending(&pending)), (None, true));
+        assert!(!has_pending(&released) && !has_pending(&Value::Array(vec![])));
     }
 }

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use weir_core::quota::{Grant, QuotaLimits};
 use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
-use weir_store::Result;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, Reservation, ReservationRequest, ReservedUnits, SendMessage,
     SendOutcome, random_bytes,
 };
+use weir_store::{Error, Result};
 
 use super::reply::{HashState, SpendReply, parse_peek, parse_spend};
 use super::write_behind::{Unrecorded, WriteBehind};
@@ -24,8 +24,8 @@ use crate::script::Script;
 /// for others. Then the store decides.
 const ROUNDS_MAX: usize = 3;
 /// The first pause while others install what they have reserved. Each is twice as long as the one before, up to a limit.
-const INSTALL_PAUSE: Duration = Duration::from_millis(1);
-const INSTALL_PAUSE_MAX: Duration = Duration::from_millis(50);
+pub(super) const INSTALL_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const INSTALL_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// The sends of one user in a batch.
 struct UserSends<'a> {
@@ -182,10 +182,9 @@ pub(super) async fn send_batch(
     if !left_to_store.is_empty() {
         let rest: Vec<SendMessage> = left_to_store.iter().map(|&command| batch[command].clone()).collect();
         // An error of the store must not fail the commands that are decided already.
-        let unknown = || vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); left_to_store.len()];
         let decided = shared.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
             tracing::warn!(error = %error.with_causes(), "neither Redis nor the store behind it can decide a send");
-            unknown()
+            vec![SendOutcome::NotQueued(EnqueueOutcome::of_error(&error)); left_to_store.len()]
         });
         left_to_store.iter().zip(decided).for_each(|(&command, outcome)| outcomes[command] = Some(outcome));
     }
@@ -263,7 +262,8 @@ async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Resul
         .iter()
         .map(|sends| ReservationRequest { user: sends.user.clone(), units: sends.missing() })
         .collect();
-    let reserved = shared.store.reserve(reservations).await?;
+    // Nothing is enqueued before everything is reserved.
+    let reserved = shared.store.reserve(reservations).await.map_err(Error::before_commit)?;
     let mut calls = Vec::with_capacity(short.len());
     for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {
@@ -352,7 +352,7 @@ async fn enqueue(
     let accepted: Vec<_> = granted
         .iter()
         .map(|&(command, SendGrant { at, .. })| {
-            let SendMessage { user, message, trace } = &batch[command];
+            let SendMessage { user, message, trace, key: _ } = &batch[command];
             let message_id = MessageId::new(at, random_bytes());
             AcceptedMessage { message_id, user, message, trace: trace.as_ref(), at }
         })

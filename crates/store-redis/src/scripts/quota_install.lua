@@ -4,10 +4,10 @@
 --         nonce, start of the window (microseconds), reserved units, the store's count with them, limit, minutes, when to
 --         expire (Redis's time in milliseconds), units to spend
 -- Reply   for each key
---         {0}              refused: the hash was deleted, or is of a later window; the units are unused
+--         {0}              refused: the hash was deleted, or is of a later window or of other limits; the units are unused
 --         {1, spent, count, reserved, limit, minutes, window, milliseconds left, 0, pending}
 -- A missing hash is created only if its placeholder has the same nonce: new limits delete the placeholder, so units that
--- were reserved under the old limits are refused.
+-- were reserved under the old limits are refused. Limits may change within a window: a hash that was created since has others.
 -- `pending` are the other callers between their spend and their install: units that were reserved before a window was found full
 -- may still arrive. One that has not arrived for two seconds will not.
 local epoch = ARGV[1]
@@ -20,15 +20,17 @@ for i, key in ipairs(KEYS) do
   local stored, limit, minutes = tonumber(ARGV[at + 4]), ARGV[at + 5], ARGV[at + 6]
   local expire_at, requested = ARGV[at + 7], tonumber(ARGV[at + 8])
   local hash = redis.call('HMGET', key, 'run', 'epoch', 'loading', 'window', 'currentCount', 'reserved', 'pending',
-    'pendingAt')
+    'pendingAt', 'rateLimit', 'timeWindow')
   local stored_window = hash[4]
   local count, reserved
   if hash[1] == run and hash[2] == epoch then
     if stored_window and stored_window == window then
-      -- Unused units add up, in whatever order reservations arrive.
-      local unused = tonumber(hash[6]) - tonumber(hash[5]) + units
-      reserved = math.max(tonumber(hash[6]), stored)
-      count = reserved - unused
+      if hash[9] == limit and hash[10] == minutes then
+        -- Unused units add up, in whatever order reservations arrive.
+        local unused = tonumber(hash[6]) - tonumber(hash[5]) + units
+        reserved = math.max(tonumber(hash[6]), stored)
+        count = reserved - unused
+      end
     elseif (stored_window and tonumber(stored_window) < tonumber(window)) or (not stored_window and hash[3] == nonce) then
       reserved = stored
       count = stored - units

@@ -67,6 +67,11 @@ impl SettledQuota {
     }
 }
 
+/// Leaves out what Redis holds in advance, which the cases know nothing of.
+fn without_reserved(row: Quota) -> Quota {
+    Quota { reserved_count: 0, ..row }
+}
+
 #[async_trait::async_trait]
 impl QuotaStore for SettledQuota {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
@@ -76,10 +81,20 @@ impl QuotaStore for SettledQuota {
         Ok(row)
     }
 
-    /// Leaves out what Redis holds in advance, which the cases know nothing of.
+    async fn change_limits(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
+        let before = self.received.count(user);
+        let row = self.quota.change_limits(user, limits).await?;
+        self.wait_for_change(user, before).await;
+        Ok(without_reserved(row))
+    }
+
+    async fn list(&self, after: Option<&UserId>, limit: usize) -> Result<Vec<(UserId, Quota)>> {
+        let listed = self.quota.list(after, limit).await?;
+        Ok(listed.into_iter().map(|(user, row)| (user, without_reserved(row))).collect())
+    }
+
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        let row = self.quota.find(user).await?;
-        Ok(row.map(|row| Quota { reserved_count: 0, ..row }))
+        Ok(self.quota.find(user).await?.map(without_reserved))
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
@@ -92,7 +107,17 @@ impl QuotaStore for SettledQuota {
     }
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        self.quota.send_batch(batch).await
+        let mut outcomes = self.quota.send_batch(batch).await?;
+        for outcome in &mut outcomes {
+            if let SendOutcome::Replayed { row: Some(row), .. } = outcome {
+                *row = without_reserved(*row);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    async fn purge_keys(&self, limit: usize) -> Result<usize> {
+        self.quota.purge_keys(limit).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {

@@ -3,6 +3,7 @@
 mod conformance;
 mod fixtures;
 mod quota;
+mod quota_together;
 mod request;
 mod sale;
 mod sale_cluster;

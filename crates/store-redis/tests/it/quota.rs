@@ -19,14 +19,14 @@ use crate::fixtures::{RedisFixture, private_redis, redis_quota};
 type Fixture = RedisFixture<false>;
 
 /// What a user's row shows as sent and as reserved.
-async fn sent_and_reserved(h: &Fixture, name: &str) -> (u32, u32) {
+pub(crate) async fn sent_and_reserved(h: &Fixture, name: &str) -> (u32, u32) {
     let sql = format!("SELECT current_count, reserved_count FROM rate_limit_store WHERE user_id = '{name}'");
     let row = h.database.query_strings(&sql).await.remove(0);
     let number = |column: usize| row[column].as_deref().expect("a count").parse().expect("a number");
     (number(0), number(1))
 }
 
-async fn wait_for_row(h: &Fixture, name: &str, expected: (u32, u32)) {
+pub(crate) async fn wait_for_row(h: &Fixture, name: &str, expected: (u32, u32)) {
     let what = format!("the row of {name} shows {expected:?} as sent and reserved");
     wait::until(&what, ENGINE_TIMEOUT, async || sent_and_reserved(h, name).await == expected).await;
 }
@@ -179,7 +179,7 @@ async fn nobody_is_denied_while_units_of_the_window_are_on_their_way_to_redis() 
 }
 
 /// What a server of the version before does for one send: it knows `current_count` alone.
-async fn send_as_before(database: &Database, name: &str) -> Result<bool, String> {
+pub(crate) async fn send_as_before(database: &Database, name: &str) -> Result<bool, String> {
     let client = database.connect().await.expect("a connection");
     let sql = format!(
         "UPDATE rate_limit_store SET current_count = current_count + 1

@@ -8,7 +8,7 @@ fn database() -> Connection {
     let mut connection = Connection::open_in_memory().unwrap();
     crate::migrate::run(&mut connection).unwrap();
     for n in 0..20 {
-        let insert = "INSERT INTO rate_limit_store VALUES (?1, 100, 1, 0, 0)";
+        let insert = "INSERT INTO rate_limit_store VALUES (?1, 100, 1, 0, 0, 0)";
         connection.execute(insert, [format!("user-{n}")]).unwrap();
     }
     connection

@@ -97,10 +97,13 @@ pub(super) fn key_index(connection: &Connection, now: Timestamp) -> rusqlite::Re
         Ok(SealedIndexKey { name: row.get(0)?, digest: row.get(1)?, bytes: row.get(2)? })
     })?;
     let keys = keys.collect::<rusqlite::Result<_>>()?;
-    let state = connection.prepare_cached(INDEX_STATE)?.query_row([], |row| row.get(0)).optional()?;
+    let state: Option<Option<i64>> =
+        connection.prepare_cached(INDEX_STATE)?.query_row([], |row| row.get(0)).optional()?;
+    let has_begun = state.is_some();
     let plain_until = state.flatten().map(Timestamp::from_micros);
     // One process owns the file, so no other version uses it.
-    Ok(KeyIndex { keys, may_have_plain: plain_until.is_some_and(|until| now < until), is_upgraded: false })
+    let may_have_plain = plain_until.is_some_and(|until| now < until);
+    Ok(KeyIndex { keys, has_begun, may_have_plain, is_upgraded: false })
 }
 
 pub(super) fn begin_index(

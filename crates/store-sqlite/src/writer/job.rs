@@ -131,6 +131,12 @@ impl<C, O> BatchInTurns<C, O> {
         self.commands.by_ref().take(max).collect()
     }
 
+    /// The commands that are not taken yet.
+    pub(crate) fn waiting(&mut self) -> &[C] {
+        self.remaining();
+        self.commands.as_slice()
+    }
+
     pub(crate) fn remaining(&mut self) -> usize {
         if let Some(batch) = self.batch.take() {
             self.commands = batch.take().into_iter();

@@ -257,7 +257,7 @@ async fn counted(writer: &Writer, user: &'static str) -> u32 {
 
 async fn add_users(writer: &Writer) {
     let add = |connection: &Connection| {
-        let insert = "INSERT INTO rate_limit_store VALUES (?1, 100, 1, 0, 0)";
+        let insert = "INSERT INTO rate_limit_store VALUES (?1, 100, 1, 0, 0, 0)";
         (0..40).try_for_each(|n| connection.execute(insert, [format!("user-{n}")]).map(drop))
     };
     writer.run(add).await.unwrap();

@@ -33,7 +33,7 @@ async fn a_wide_batch_is_counted_and_queued_after_a_crash() {
     for _ in 0..2 {
         let batch: Vec<_> = users()
             .into_iter()
-            .map(|user| SendMessage { user, message: "hello".into(), trace: None })
+            .map(|user| SendMessage { user, message: "hello".into(), key: None, trace: None })
             .collect();
         let outcomes = engine.send_batch(batch.into()).await.unwrap();
         assert!(outcomes.iter().all(|outcome| matches!(outcome, SendOutcome::Accepted { .. })));

@@ -22,8 +22,10 @@ pub struct SealedIndexKey {
 /// How idempotency keys are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyIndex {
-    /// The key of the hashes, sealed once for each request key that opens it. Empty as long as keys are stored as they are.
+    /// The key of the hashes, sealed once for each request key that opens it.
     pub keys: Vec<SealedIndexKey>,
+    /// Whether the idempotency keys of requests are stored as hashes, and no longer as they are.
+    pub has_begun: bool,
     /// Whether keys that were stored before the index began may still be in use.
     pub may_have_plain: bool,
     /// Whether a server of an earlier version may have used the store, and may use it still.

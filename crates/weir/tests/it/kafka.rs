@@ -157,6 +157,52 @@ async fn a_broker_outage_is_503_counts_nothing_and_ends_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_publishes_one_message_also_after_a_503_whose_outcome_is_unknown() {
+    if skipped() {
+        return;
+    }
+    let mut broker = Broker::private();
+    let database = postgres::Server::shared().database("kafka").await;
+    let weir =
+        server_with(&database, &broker.url(), "keys", "api").env("WEIR_KAFKA_TIMEOUT", "1s").spawn().await;
+    let client = Client::new(weir.base_url());
+    wait_until_healthy(&client).await;
+    configure(&client, "keys", 100, 60).await;
+    send_accepted(&client, "keys", "before").await;
+    let headers = [("content-type", "application/json"), ("idempotency-key", "k")];
+    let body = message("keys", "once").to_string();
+    let send_once = || client.request(http::Method::POST, "/api/send", &headers, body.clone());
+    broker.pause();
+    let unknown = send_once().await.unwrap();
+    assert_eq!(unknown.status, 503, "{:?}", unknown.body);
+    assert!(
+        unknown.json()["message"].as_str().unwrap().contains("may still be delivered"),
+        "{:?}",
+        unknown.body
+    );
+    broker.resume();
+    wait_until_healthy(&client).await;
+    let accepted = send_once().await.unwrap();
+    assert_eq!((accepted.status, accepted.header("idempotent-replayed")), (200, None), "{:?}", accepted.body);
+    let replayed = send_once().await.unwrap();
+    assert_eq!((&replayed.body, replayed.header("idempotent-replayed")), (&accepted.body, Some("true")));
+    send_accepted(&client, "keys", "after").await;
+    let row = client.get("/api/config/keys").await.unwrap().json();
+    assert_eq!(row["currentCount"], 3, "it counts once");
+    let events = consume(&broker, "sms-outbound", |events| {
+        events.iter().any(|(_, payload)| payload.contains("\"after\""))
+    })
+    .await;
+    let once: BTreeSet<String> = events
+        .iter()
+        .map(|(_, payload)| serde_json::from_str::<serde_json::Value>(payload).unwrap())
+        .filter(|event| event["message"] == "once")
+        .map(|event| event["messageId"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(once, BTreeSet::from([accepted.json()["messageId"].as_str().unwrap().to_owned()]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     if skipped() {
         return;

@@ -39,6 +39,7 @@ mod sender;
 mod settings;
 mod shutdown;
 mod slot;
+mod sms_provider;
 mod stack;
 mod stdout;
 mod tier;

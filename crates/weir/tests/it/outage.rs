@@ -74,6 +74,14 @@ async fn a_postgres_outage_is_503_and_ends_without_a_restart() {
     configure(&client, "u", 1_000_000, 60).await;
     server.stop().await;
     expect_503(&client).await;
+    for key in ["", "k"] {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+        let headers = if key.is_empty() { &headers[..1] } else { &headers[..] };
+        let body = message("u", "refused").to_string();
+        let refused = client.request(http::Method::POST, "/api/send", headers, body).await.unwrap();
+        let text = refused.json()["message"].as_str().unwrap().to_owned();
+        assert!(refused.status == 503 && text.contains("nothing was sent"), "{text}");
+    }
     server.start().await;
     expect_recovery(&client, &weir).await;
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::Method;
 use serde_json::json;
-use weir_testkit::http::Client;
+use weir_testkit::http::{Client, Response};
 
 use crate::fixtures::{
     InProcess, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
@@ -116,7 +117,143 @@ async fn any_user_id_of_the_contract_works_in_body_and_path(store: Store) {
     assert_eq!(client.post("/api/send", &message(&longest, "x")).await.unwrap().status, 200);
 }
 
+async fn send_with_key(client: &Client, key: &str, user: &str, text: &str) -> Response {
+    let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+    let body = message(user, text).to_string();
+    client.request(Method::POST, "/api/send", &headers, body).await.expect("an answer")
+}
+
+async fn a_repeated_key_gets_the_same_answer_for_a_day(store: Store) {
+    let server = InProcess::start(store).await;
+    let client = &server.client;
+    configure(client, "kim", 2, 1).await;
+    let first = send_with_key(client, "order-1", "kim", "hello").await;
+    assert_eq!((first.status, first.header("idempotent-replayed")), (200, None));
+    server.clock.advance(Duration::from_secs(5));
+    for key in ["order-1", "\"order-1\""] {
+        let again = send_with_key(client, key, "kim", "hello").await;
+        assert_eq!((again.status, &again.body), (200, &first.body), "the same answer");
+        assert_eq!(again.header("idempotent-replayed"), Some("true"));
+        assert_eq!(
+            (again.header("x-ratelimit-remaining"), again.header("x-ratelimit-reset")),
+            (Some("1"), Some("55"))
+        );
+    }
+    let other = send_with_key(client, "order-1", "kim", "bye").await;
+    assert_eq!((other.status, &other.json()["code"]), (409, &json!("IDEMPOTENCY_PAYLOAD_CONFLICT")));
+    for bad in ["", "\"open", &"x".repeat(256)] {
+        let refused = send_with_key(client, bad, "kim", "hello").await;
+        assert_eq!(refused.status, 400, "{bad:?}");
+        assert!(
+            refused.json()["message"].as_str().unwrap().contains("Idempotency-Key"),
+            "{:?}",
+            refused.body
+        );
+    }
+    assert_eq!(client.post("/api/send", &message("kim", "more")).await.unwrap().status, 200);
+    // The second denial comes from memory. Neither hides the key, and a denial is not remembered.
+    for _ in 0..2 {
+        assert_eq!(client.post("/api/send", &message("kim", "more")).await.unwrap().status, 429);
+    }
+    assert_eq!(send_with_key(client, "order-2", "kim", "hello").await.status, 429);
+    assert_eq!(send_with_key(client, "order-1", "kim", "hello").await.body, first.body);
+    server.clock.advance(Duration::from_secs(60));
+    assert_eq!(send_with_key(client, "order-2", "kim", "hello").await.status, 200);
+    server.clock.advance(Duration::from_secs(86_400));
+    let next_day = send_with_key(client, "order-1", "kim", "bye").await;
+    assert_eq!((next_day.status, next_day.header("idempotent-replayed")), (200, None));
+    assert_eq!(audit(&server.operator()).await["quota"]["accepted"], 4);
+    server.stop().await;
+}
+
+async fn a_key_is_one_message_however_many_send_it_and_is_not_stored_as_it_is(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    configure(&client, "lee", 100, 60).await;
+    let answers = join_all((0..50).map(|_| send_with_key(&client, "secret-key", "lee", "hello"))).await;
+    assert!(answers.iter().all(|answer| answer.status == 200 && answer.body == answers[0].body));
+    let replayed = answers.iter().filter(|answer| answer.header("idempotent-replayed").is_some()).count();
+    assert_eq!(replayed, 49);
+    assert_eq!(client.get("/api/config/lee").await.unwrap().json()["currentCount"], 1);
+    assert_eq!(audit(&server.operator()).await["quota"]["accepted"], 1);
+    let stored = match &server.database {
+        Some(database) => {
+            let rows = database.query_strings("SELECT quota_idempotency::text FROM quota_idempotency").await;
+            rows.into_iter().flatten().flatten().collect::<String>().into_bytes()
+        }
+        None => {
+            let file = rusqlite::Connection::open(server.weir.data_dir().join("weir.db")).unwrap();
+            let select = "SELECT key_hash || message_hash FROM quota_idempotency";
+            file.query_row(select, [], |row| row.get(0)).unwrap()
+        }
+    };
+    assert!(!stored.is_empty());
+    for text in ["secret-key", "hello", "lee"] {
+        assert!(!stored.windows(text.len()).any(|window| window == text.as_bytes()), "{text} is stored");
+    }
+}
+
+async fn keep_count_changes_limits_without_a_new_window(store: Store) {
+    let server = InProcess::start(store).await;
+    let client = &server.client;
+    configure(client, "mia", 5, 1).await;
+    for _ in 0..3 {
+        client.post("/api/send", &message("mia", "x")).await.unwrap();
+    }
+    let before = client.get("/api/config/mia").await.unwrap().json();
+    server.clock.advance(Duration::from_secs(30));
+    let body = json!({"userId": "mia", "rateLimit": 2, "timeWindow": 1, "keepCount": true});
+    let kept = client.post("/api/config", &body).await.unwrap().json();
+    assert_eq!(
+        (&kept["rateLimit"], &kept["currentCount"]),
+        (&json!(2), &json!(3)),
+        "the count stays above the limit"
+    );
+    assert_eq!(kept["lastRefreshTime"], before["lastRefreshTime"]);
+    let denied = client.post("/api/send", &message("mia", "x")).await.unwrap();
+    assert_eq!((denied.status, denied.header("retry-after")), (429, Some("30")));
+    assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+    assert_eq!(audit(&server.operator()).await["ok"], true);
+    let raised = json!({"user_id": "mia", "rate_limit": 4, "time_window": 1, "keep_count": true});
+    client.post("/api/config", &raised).await.unwrap();
+    for expected in [200, 429] {
+        assert_eq!(client.post("/api/send", &message("mia", "x")).await.unwrap().status, expected);
+    }
+    server.stop().await;
+}
+
+async fn quotas_are_listed_page_by_page(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    assert_eq!(client.get("/api/config").await.unwrap().json(), json!({"items": [], "nextCursor": null}));
+    for user in ["b/2", "a 1", "ü3", "d4", "c&5"] {
+        configure(&client, user, 9, 1).await;
+        client.post("/api/send", &message(user, "x")).await.unwrap();
+    }
+    let (mut users, mut path) = (Vec::new(), "/api/config?limit=2".to_owned());
+    loop {
+        let page = client.get(&path).await.unwrap();
+        assert_eq!(page.status, 200);
+        let page = page.json();
+        for item in page["items"].as_array().unwrap() {
+            assert_eq!(item["currentCount"], 1, "{item}");
+            users.push(item["userId"].as_str().unwrap().to_owned());
+        }
+        let Some(cursor) = page["nextCursor"].as_str() else { break };
+        let cursor: String = url::form_urlencoded::byte_serialize(cursor.as_bytes()).collect();
+        path = format!("/api/config?limit=2&cursor={cursor}");
+    }
+    assert_eq!(users, ["a 1", "b/2", "c&5", "d4", "ü3"]);
+    for bad in ["limit=0", "limit=1001", "cursor=", "cursor=%0A"] {
+        assert_eq!(client.get(&format!("/api/config?{bad}")).await.unwrap().status, 400, "{bad}");
+    }
+}
+
 on_each_engine!(
+    a_repeated_key_gets_the_same_answer_for_a_day,
+    a_key_is_one_message_however_many_send_it_and_is_not_stored_as_it_is,
+    keep_count_changes_limits_without_a_new_window,
+    quotas_are_listed_page_by_page,
     a_configuration_is_saved_shown_replaced_and_removed,
     a_send_is_answered_as_the_contract_says,
     exactly_50_of_400_parallel_sends_pass_a_limit_of_50,

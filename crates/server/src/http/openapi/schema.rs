@@ -169,6 +169,7 @@ pub(crate) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
     }
     let texts = [
         named::<UserId>(),
+        named::<TenantName>(),
         named::<EventId>(),
         named::<ConfigName>(),
         named::<PolicyName>(),

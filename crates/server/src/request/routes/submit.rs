@@ -6,11 +6,10 @@ mod idempotency_key;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -24,14 +23,12 @@ use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::http::extract::Tenant;
+use crate::http::idempotency_key::{IdempotencyKeyHeader, mark_replayed};
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
 use crate::request::events::{RequestAccepted, RequestConflicted};
 use crate::request::service::{Submission, SubmitError};
 use crate::telemetry::request_context::RequestContext;
-
-/// Marks the response of a request that was accepted before.
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The name of the limit in rate-limit headers.
 const POLICY: &str = "request";
@@ -65,20 +62,6 @@ struct CreateResponse {
     status: &'static str,
     /// When the request was accepted.
     accepted_at: jiff::Timestamp,
-}
-
-/// The headers of a submission.
-#[derive(Debug)]
-pub(crate) struct SubmitHeaders {
-    key: Option<String>,
-}
-
-impl FromRequestParts<Arc<App>> for SubmitHeaders {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _app: &Arc<App>) -> Result<Self, ApiError> {
-        Ok(Self { key: idempotency_key::from_header(&parts.headers)? })
-    }
 }
 
 /// Submit a request.
@@ -145,7 +128,7 @@ impl FromRequestParts<Arc<App>> for SubmitHeaders {
 pub(crate) async fn create_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
-    SubmitHeaders { key }: SubmitHeaders,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     let submission = parse(request, key, tenant, app.settings.request.allow_private)?;
@@ -157,7 +140,7 @@ pub(crate) async fn create_request(
         }
         Ok(SubmitOutcome::Replayed(receipt)) => {
             let mut response = accepted(receipt);
-            response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+            mark_replayed(response.headers_mut());
             Ok(response)
         }
         Ok(SubmitOutcome::Conflict) => {

@@ -13,7 +13,7 @@ use url::Url;
 use weir_core::RequestType;
 
 use super::{RequestSettings, SPAN};
-use crate::settings::parse::{boolean, certificates_file, count, duration};
+use crate::settings::parse::{boolean, certificates_file, count, duration, http_url, optional_url};
 use crate::settings::source::{SettingError, SettingsReader};
 
 const TABLES: &str = "request.downstreams";
@@ -206,15 +206,6 @@ fn types(text: &str) -> Option<Vec<String>> {
 
 fn per_second(text: &str) -> Option<NonZeroU32> {
     text.trim().parse::<NonZeroU32>().ok().filter(|calls| calls.get() <= 1_000_000)
-}
-
-fn optional_url(text: &str) -> Option<Option<Url>> {
-    if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
-}
-
-fn http_url(text: &str) -> Option<Url> {
-    let url: Url = text.trim().parse().ok()?;
-    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
 }
 
 #[cfg(test)]

@@ -18,12 +18,12 @@ use weir_store::request::Job;
 use weir_store::spans::Span;
 
 use super::WorkerDependencies;
-use super::breakers::SharedBreaker;
 use super::limits::DownstreamLimits;
-use super::webhooks::write_signature;
 use crate::auth::webhook::WebhookSecret;
+use crate::outbound::breaker::SharedBreaker;
 use crate::outbound::{
-    OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
+    AGENT, OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
+    write_signature,
 };
 use crate::request::metrics::DownstreamLabels;
 use crate::request::settings::{Downstream as Settings, RequestSettings};
@@ -35,7 +35,6 @@ const RESULT_BYTES_MAX: usize = 1024 * 1024;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-pub(super) const AGENT: HeaderValue = HeaderValue::from_static("weir");
 
 /// The default downstream in logs and metrics.
 const DEFAULT: &str = "default";
@@ -88,7 +87,7 @@ impl CallSigner {
     /// `webhook-id` is the id of the request, the same with each attempt.
     fn write_headers(&self, headers: &mut HeaderMap, id: RequestId, body: &[u8]) {
         let (now, id) = (self.clock.now(), id.to_string());
-        let signature = self.secret.sign_call(&id, now, body);
+        let signature = self.secret.sign(&id, now, body);
         write_signature(headers, &id, now, &signature);
     }
 }
@@ -152,18 +151,9 @@ impl Downstream {
                 problem: None,
             },
             Err(problem) => {
-                DownstreamResponse { outcome: outcome_of(&problem), result: None, problem: Some(problem) }
+                DownstreamResponse { outcome: problem.outcome(), result: None, problem: Some(problem) }
             }
         }
-    }
-}
-
-const fn outcome_of(problem: &OutboundError) -> CallOutcome {
-    match problem {
-        OutboundError::TimedOut => CallOutcome::TimedOut,
-        OutboundError::Unreachable(_) | OutboundError::ForbiddenAddress => CallOutcome::Unreachable,
-        OutboundError::Unreadable(_) => CallOutcome::Unreadable,
-        OutboundError::TooLarge => CallOutcome::TooLarge,
     }
 }
 

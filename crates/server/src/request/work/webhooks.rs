@@ -23,7 +23,6 @@ use weir_queue::{Message, MessageClaim, Position, Queue, Settlement};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
 
-pub(super) use self::call::write_signature;
 use self::call::{WebhookOutcome, receiver_of, wait};
 use self::fair_queue::{FairQueue, QueueLimits, Turn};
 use self::unresponsive::UnresponsiveReceivers;

@@ -1,25 +1,8 @@
-//! The idempotency key: in the body, in the header `Idempotency-Key`, or in both.
+//! The idempotency key of a submission: in the body, in the header `Idempotency-Key`, or in both.
 
-use http::{HeaderMap, HeaderName};
 use weir_core::IdempotencyKey;
 
 use crate::http::error::ApiError;
-
-const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// The key in the header, without its optional quotes.
-/// Fails if the header is repeated, not ASCII, or badly quoted.
-pub(super) fn from_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let mut values = headers.get_all(HEADER).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    if values.next().is_some() {
-        return Err(ApiError::invalid_field("Idempotency-Key", "must not be repeated"));
-    }
-    let text = value.to_str().ok().and_then(unquote);
-    text.map(Some).ok_or_else(|| {
-        ApiError::invalid_field("Idempotency-Key", "must be ASCII text, bare or in double quotes")
-    })
-}
 
 /// The key of the field or the header.
 /// Fails if both are missing, they differ, or the key is not valid.
@@ -38,41 +21,9 @@ pub(super) fn resolve(field: Option<&str>, header: Option<&str>) -> Result<Idemp
     IdempotencyKey::parse(key).map_err(|problem| ApiError::invalid_field("idempotencyKey", problem))
 }
 
-/// Removes the quotes and escapes of a structured field; text without quotes stays as it is.
-fn unquote(text: &str) -> Option<String> {
-    let text = text.trim();
-    let Some(rest) = text.strip_prefix('"') else { return Some(text.to_owned()) };
-    let (mut key, mut rest) = (String::with_capacity(rest.len()), rest.chars());
-    loop {
-        match rest.next()? {
-            '"' => return rest.as_str().is_empty().then_some(key),
-            '\\' => key.push(rest.next().filter(|escaped| matches!(escaped, '"' | '\\'))?),
-            plain => key.push(plain),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quotes_are_removed_and_bare_keys_stay() {
-        for (text, key) in [
-            ("abc", Some("abc")),
-            (" abc ", Some("abc")),
-            (r#""abc""#, Some("abc")),
-            (r#""a\"b\\c""#, Some(r#"a"b\c"#)),
-            (r#""""#, Some("")),
-            (r#"a"b"#, Some(r#"a"b"#)),
-            (r#""abc"#, None),
-            (r#""abc" x"#, None),
-            (r#""a\x""#, None),
-            (r#""a\"#, None),
-        ] {
-            assert_eq!(unquote(text).as_deref(), key, "{text}");
-        }
-    }
 
     #[test]
     fn field_and_header_must_agree_and_one_is_enough() {

@@ -186,6 +186,9 @@ impl RequestStore for Outage {
     async fn begin_key_index(&self, _: &SealedIndexKey) -> Result<()> {
         unreachable!()
     }
+    async fn prepare_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+        unimplemented!()
+    }
     async fn add_index_key(&self, _: &SealedIndexKey) -> Result<()> {
         unreachable!()
     }

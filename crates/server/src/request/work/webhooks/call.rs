@@ -3,18 +3,16 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, USER_AGENT};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use weir_core::{TenantId, Timestamp, webhook};
+use http::{HeaderMap, StatusCode};
+use weir_core::TenantId;
 use weir_store::Result;
 use weir_store::request::Request;
 
 use super::fair_queue::Turn;
 use super::{ClaimedWebhook, Webhooks, message};
-use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget};
+use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget, webhook_headers};
 use crate::request::encryption::{Keyring, OpenError, SealedField};
 use crate::request::trace;
-use crate::request::work::downstream::AGENT;
 
 /// The wait between attempts, doubling from the first to the longest.
 const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3_600));
@@ -22,10 +20,6 @@ const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs
 /// Deferring a webhook to an unresponsive receiver costs no attempt until its request has been final for this long. After that
 /// it does, so that no webhook is deferred for ever.
 const FREE_DEFERRALS_FOR: Duration = Duration::from_secs(24 * 3_600);
-
-const ID: HeaderName = HeaderName::from_static("webhook-id");
-const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
-const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 /// The outcome of sending a webhook.
 #[derive(Debug, PartialEq, Eq)]
@@ -123,26 +117,7 @@ impl Webhooks {
     fn headers(&self, tenant: &TenantId, name: &str, body: &Bytes) -> HeaderMap {
         let now = self.dependencies.clock.now();
         let signature = self.dependencies.secret.sign_for(tenant, name, now, body);
-        let mut headers = HeaderMap::with_capacity(7);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(USER_AGENT, AGENT);
-        write_signature(&mut headers, name, now, &signature);
-        headers
-    }
-}
-
-/// Writes the headers of a signed message, as Standard Webhooks names them.
-pub(in crate::request::work) fn write_signature(
-    headers: &mut HeaderMap,
-    id: &str,
-    at: Timestamp,
-    signature: &str,
-) {
-    for (header, value) in [(ID, id), (TIMESTAMP, &*webhook::timestamp(at)), (SIGNATURE, signature)] {
-        // Digits, hyphens and base64 are always a header's value.
-        if let Ok(value) = HeaderValue::try_from(value) {
-            headers.insert(header, value);
-        }
+        webhook_headers(name, now, &signature)
     }
 }
 

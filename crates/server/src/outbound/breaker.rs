@@ -1,4 +1,4 @@
-//! The circuit breaker of one downstream, shared by all calls of this process.
+//! The circuit breaker of one service that is called, shared by all calls of this process.
 
 use std::sync::Arc;
 
@@ -9,33 +9,47 @@ use weir_core::request::breaker::{
     Breaker, BreakerRules, BreakerState, CallAdmission, CallPermit, DownstreamHealth,
 };
 
-use crate::request::events::BreakerChanged;
-
 /// A breaker with its clock and the gauge that shows its state.
 #[derive(Debug)]
-pub(super) struct SharedBreaker {
+pub(crate) struct SharedBreaker {
     breaker: Mutex<Breaker>,
     clock: Arc<dyn Clock>,
     gauge: Gauge,
     name: String,
 }
 
+/// The breaker has opened, half-opened or closed.
+struct BreakerChanged<'a> {
+    name: &'a str,
+    state: &'static str,
+    /// The state as the metric shows it.
+    number: i64,
+}
+
+impl BreakerChanged<'_> {
+    fn emit(self, gauge: &Gauge) {
+        let Self { name, state, number } = self;
+        gauge.set(number);
+        tracing::warn!(target: "weir::request", downstream = name, state, "the circuit breaker of a downstream changed");
+    }
+}
+
 impl SharedBreaker {
-    pub(super) fn new(name: &str, rules: BreakerRules, clock: Arc<dyn Clock>, gauge: Gauge) -> Self {
+    pub(crate) fn new(name: &str, rules: BreakerRules, clock: Arc<dyn Clock>, gauge: Gauge) -> Self {
         gauge.set(0);
         Self { breaker: Mutex::new(Breaker::new(rules)), clock, gauge, name: name.to_owned() }
     }
 
     /// How many calls the breaker allows now.
-    pub(super) fn available_calls(&self) -> usize {
+    pub(crate) fn available_calls(&self) -> usize {
         usize::try_from(self.breaker.lock().available_calls(self.clock.now())).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn admit(&self) -> CallAdmission {
+    pub(crate) fn admit(&self) -> CallAdmission {
         self.change(|breaker| breaker.admit(self.clock.now()))
     }
 
-    pub(super) fn report(&self, permit: CallPermit, health: DownstreamHealth) {
+    pub(crate) fn report(&self, permit: CallPermit, health: DownstreamHealth) {
         self.change(|breaker| breaker.report(permit, health, self.clock.now()));
     }
 
@@ -45,7 +59,7 @@ impl SharedBreaker {
         let changed = change(&mut breaker);
         let (number, state) = gauge_value(breaker.state());
         if number_before != number {
-            BreakerChanged { downstream: &self.name, state, number }.emit(&self.gauge);
+            BreakerChanged { name: &self.name, state, number }.emit(&self.gauge);
         }
         changed
     }
