@@ -4,7 +4,7 @@
 
 mod send_keys;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
@@ -18,8 +18,8 @@ use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, LimitChangeFeed, QuotaAudit, QuotaStore, ReservableStore, Reservation,
-    ReservationRequest, SendKeyHash, SendMessage, SendOutcome, SendPlan, SendRecord, TOPIC,
-    UnusedReservation, plan_sends, random_bytes,
+    ReservationRequest, SendMessage, SendOutcome, SendPlan, TOPIC, UnusedReservation, plan_sends,
+    random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
@@ -183,8 +183,15 @@ impl QuotaStore for Postgres {
             session.keep();
             return Ok(Vec::new());
         }
-        let LoadedBatch { mut rows, mut records, reserved, now } =
-            self.load_batch(&session, &batch).await.map_err(Error::before_commit)?;
+        let load = async {
+            self.probe_after_save_failure(&session).await?;
+            let reserved = self.reserve_message_ids(&session, &batch).await?;
+            let users = batch.iter().map(|send| send.user.as_str()).collect();
+            let (rows, now) = self.lock_rows(&session, users).await?;
+            let records = send_keys::find(&session, &batch).await?;
+            Ok((rows, records, reserved, now))
+        };
+        let (mut rows, mut records, reserved, now) = load.await.map_err(Error::before_commit)?;
         let before = self.publisher.is_some().then(|| rows.clone());
         let mut plan = plan_sends(&batch, &mut rows, &mut records, now, random_bytes);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
@@ -195,7 +202,7 @@ impl QuotaStore for Postgres {
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.retain_confirmed(&mut before, &queued);
         }
-        let key_changes = plan.key_changes(reserved);
+        let key_changes = plan.key_changes(&reserved);
         let SendPlan { outcomes, changed, accepted, .. } = plan;
         if accepted.is_empty() && changed.is_empty() && key_changes.is_empty() {
             session.run("COMMIT").await.map_err(Error::before_commit)?;
@@ -230,25 +237,7 @@ impl QuotaStore for Postgres {
     }
 }
 
-/// What a batch of sends is decided on: rows, locked, and records of keys, which no other batch changes meanwhile.
-struct LoadedBatch<'a> {
-    rows: HashMap<&'a str, Quota>,
-    records: HashMap<SendKeyHash, SendRecord>,
-    /// The keys whose records were created just now.
-    reserved: HashSet<SendKeyHash>,
-    now: Timestamp,
-}
-
 impl Postgres {
-    async fn load_batch<'a>(&self, session: &Session, batch: &'a [SendMessage]) -> Result<LoadedBatch<'a>> {
-        self.probe_after_save_failure(session).await?;
-        let reserved = self.reserve_message_ids(session, batch).await?;
-        let users = batch.iter().map(|send| send.user.as_str()).collect();
-        let (rows, now) = self.lock_rows(session, users).await?;
-        let records = send_keys::find(session, batch).await?;
-        Ok(LoadedBatch { rows, records, reserved, now })
-    }
-
     /// After a batch was published and could not be counted, nothing is published before another commit succeeds: while the
     /// database takes no writes, no message may be sent. Uses the connection that the batch has already: if every batch waited
     /// for a second one, none might be free.
