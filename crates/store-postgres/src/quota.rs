@@ -4,7 +4,7 @@
 
 mod send_keys;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
@@ -18,8 +18,8 @@ use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     AcceptedMessage, EnqueueOutcome, LimitChangeFeed, QuotaAudit, QuotaStore, ReservableStore, Reservation,
-    ReservationRequest, ReservedUnits, SendKeyHash, SendMessage, SendOutcome, SendPlan, SendRecord, TOPIC,
-    plan_reservations, plan_sends, random_bytes,
+    ReservationRequest, ReservedUnits, SendMessage, SendOutcome, SendPlan, TOPIC, plan_reservations,
+    plan_sends, random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
@@ -210,8 +210,15 @@ impl QuotaStore for Postgres {
             session.keep();
             return Ok(Vec::new());
         }
-        let LoadedBatch { mut rows, mut records, reserved, now } =
-            self.load_batch(&session, &batch).await.map_err(Error::before_commit)?;
+        let load = async {
+            self.probe_after_save_failure(&session).await?;
+            let reserved = self.reserve_message_ids(&session, &batch).await?;
+            let users = batch.iter().map(|send| send.user.as_str()).collect();
+            let (rows, now) = self.lock_rows(&session, users).await?;
+            let records = send_keys::find(&session, &batch).await?;
+            Ok((rows, records, reserved, now))
+        };
+        let (mut rows, mut records, reserved, now) = load.await.map_err(Error::before_commit)?;
         let before = self.publisher.is_some().then(|| rows.clone());
         let mut plan = plan_sends(&batch, &mut rows, &mut records, now, random_bytes);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
@@ -222,7 +229,7 @@ impl QuotaStore for Postgres {
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.retain_confirmed(&mut before, &queued);
         }
-        let key_changes = plan.key_changes(reserved);
+        let key_changes = plan.key_changes(&reserved);
         let SendPlan { outcomes, changed, accepted, .. } = plan;
         if accepted.is_empty() && changed.is_empty() && key_changes.is_empty() {
             session.run("COMMIT").await.map_err(Error::before_commit)?;
@@ -257,15 +264,6 @@ impl QuotaStore for Postgres {
     }
 }
 
-/// What a batch of sends is decided on: rows, locked, and records of keys, which no other batch changes meanwhile.
-struct LoadedBatch<'a> {
-    rows: HashMap<&'a str, Quota>,
-    records: HashMap<SendKeyHash, SendRecord>,
-    /// The keys whose records were created just now.
-    reserved: HashSet<SendKeyHash>,
-    now: Timestamp,
-}
-
 impl Postgres {
     /// Puts a cache in front: changed limits are recorded until it confirms that the old ones are invalidated.
     ///
@@ -285,15 +283,6 @@ impl Postgres {
 
     fn separates_reserved(&self) -> bool {
         self.cache.is_some_and(|cache| cache.separates_reserved)
-    }
-
-    async fn load_batch<'a>(&self, session: &Session, batch: &'a [SendMessage]) -> Result<LoadedBatch<'a>> {
-        self.probe_after_save_failure(session).await?;
-        let reserved = self.reserve_message_ids(session, batch).await?;
-        let users = batch.iter().map(|send| send.user.as_str()).collect();
-        let (rows, now) = self.lock_rows(session, users).await?;
-        let records = send_keys::find(session, batch).await?;
-        Ok(LoadedBatch { rows, records, reserved, now })
     }
 
     /// After a batch was published and could not be counted, nothing is published before another commit succeeds: while the

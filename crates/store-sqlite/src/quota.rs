@@ -134,7 +134,7 @@ impl QuotaStore for Sqlite {
                 let broker = broker.as_ref();
                 let keys = hashes(&commands).into_iter().filter(|hash| reserved.remove(hash)).collect();
                 let outcomes =
-                    send_chunk(connection, &mut state.quota, &commands, keys, clock.now(), broker)?;
+                    send_chunk(connection, &mut state.quota, &commands, &keys, clock.now(), broker)?;
                 batch.outcomes.extend(outcomes);
             }
         });
@@ -207,7 +207,7 @@ fn send_chunk(
     connection: &Connection,
     quota: &mut QuotaRows,
     chunk: &[SendMessage],
-    reserved: HashSet<SendKeyHash>,
+    reserved: &HashSet<SendKeyHash>,
     now: Timestamp,
     broker: Option<&(Arc<dyn Publisher>, Handle)>,
 ) -> rusqlite::Result<Vec<SendOutcome>> {

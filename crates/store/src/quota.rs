@@ -283,7 +283,7 @@ impl SendPlan<'_> {
     /// What the plan changes in the records of keys. `reserved` are those that were created for this batch before it was
     /// published.
     #[must_use]
-    pub fn key_changes(&self, reserved: HashSet<SendKeyHash>) -> KeyChanges {
+    pub fn key_changes(&self, reserved: &HashSet<SendKeyHash>) -> KeyChanges {
         KeyChanges::of(self.sends, &self.outcomes, reserved)
     }
 
@@ -368,7 +368,7 @@ mod tests {
         for (user, row) in &plan.changed {
             *rows.get_mut(user.as_str()).unwrap() = *row;
         }
-        (letters(&plan.outcomes), plan.key_changes(HashSet::new()))
+        (letters(&plan.outcomes), plan.key_changes(&HashSet::new()))
     }
 
     fn letters(outcomes: &[SendOutcome]) -> String {
@@ -432,7 +432,7 @@ mod tests {
         let queued = [EnqueueOutcome::Enqueued, EnqueueOutcome::Unknown, EnqueueOutcome::Failed];
         let plan = plan.retain_confirmed(&mut before, &queued);
         assert_eq!(letters(&plan.outcomes), "AUUFF");
-        let changes = plan.key_changes(hashes);
+        let changes = plan.key_changes(&hashes);
         assert_eq!(changes.saved.iter().map(|(hash, _)| hash[0]).collect::<Vec<_>>(), [4]);
         assert_eq!(changes.forgotten, [[2; 16], [3; 16]], "the one whose outcome is unknown stays");
     }

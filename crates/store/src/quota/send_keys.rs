@@ -116,9 +116,9 @@ impl KeyChanges {
     pub(super) fn of(
         sends: &[SendMessage],
         outcomes: &[SendOutcome],
-        mut reserved: HashSet<SendKeyHash>,
+        reserved: &HashSet<SendKeyHash>,
     ) -> Self {
-        let mut saved = Vec::new();
+        let (mut saved, mut reserved) = (Vec::new(), reserved.clone());
         for (send, outcome) in sends.iter().zip(outcomes) {
             let Some(key) = send.key else { continue };
             match *outcome {

@@ -178,13 +178,22 @@ async fn a_key_is_one_message_however_many_send_it_and_is_not_stored_as_it_is(st
     assert_eq!(audit(&server.operator()).await["quota"]["accepted"], 1);
     let stored = match &server.database {
         Some(database) => {
-            let rows = database.query_strings("SELECT quota_idempotency::text FROM quota_idempotency").await;
-            rows.into_iter().flatten().flatten().collect::<String>().into_bytes()
+            let select =
+                "SELECT encode(key_hash, 'escape') || encode(message_hash, 'escape') FROM quota_idempotency";
+            database
+                .query_strings(select)
+                .await
+                .into_iter()
+                .flatten()
+                .flatten()
+                .collect::<String>()
+                .into_bytes()
         }
         None => {
             let file = rusqlite::Connection::open(server.weir.data_dir().join("weir.db")).unwrap();
-            let select = "SELECT key_hash || message_hash FROM quota_idempotency";
-            file.query_row(select, [], |row| row.get(0)).unwrap()
+            let select = "SELECT key_hash, message_hash FROM quota_idempotency";
+            let read = |row: &rusqlite::Row<'_>| Ok([row.get::<_, Vec<u8>>(0)?, row.get(1)?].concat());
+            file.query_row(select, [], read).unwrap()
         }
     };
     assert!(!stored.is_empty());

@@ -9,7 +9,7 @@ use weir_core::Timestamp;
 use weir_core::webhook::{SignedMessage, SigningSecret, verify};
 use weir_testkit::http::Client;
 use weir_testkit::kafka::Broker;
-use weir_testkit::postgres;
+use weir_testkit::postgres::Server;
 use weir_testkit::process::Builder;
 use weir_testkit::raw_connection::{Listener, RawConnection};
 use weir_testkit::{skip, wait};
@@ -72,7 +72,7 @@ impl Provider {
     async fn server(&self, store: Store, settings: &[(&str, &str)]) -> Running {
         let database = match store {
             Store::Embedded => None,
-            Store::Postgres => Some(postgres::Server::shared().database("provider").await),
+            Store::Postgres => Some(Server::shared().database("provider").await),
         };
         let mut builder = self.configured(weir());
         if let Some(database) = &database {
@@ -278,7 +278,7 @@ async fn with_kafka_messages_are_posted_once_while_another_of_their_partition_is
     let provider =
         Provider::start(|call, before| Some(if call.text == "bad" && before < 2 { 503 } else { 200 })).await;
     let broker = Broker::private();
-    let database = postgres::Server::shared().database("provider").await;
+    let database = Server::shared().database("provider").await;
     let weir = provider
         .configured(weir_with_long_timeouts())
         .env("WEIR_STORE", database.url())

@@ -54,7 +54,7 @@ pub(crate) struct DeadLetterResponse {
     #[schema(examples(false))]
     truncated: bool,
     /// Why delivery failed. A list shows only the beginning of a long reason.
-    #[schema(examples("missing field `messageId` at line 1 column 18"))]
+    #[schema(examples("missing field `message` at line 1 column 14"))]
     reason: String,
     /// How many attempts were made.
     #[schema(examples(1))]
