@@ -12,10 +12,10 @@ use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, CancelOutcome, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
-    IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
-    SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_cancel, plan_claim, plan_replay,
-    plan_report, plan_submit, stored_progress,
+    CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimPlan, ClaimRow, ClaimedJobs,
+    DownstreamCapacity, IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request,
+    RequestRow, Submit, SubmitOutcome, SubmitReceipt, TurnClaim, TurnGrant, plan_callback, plan_cancel,
+    plan_claim, plan_replay, plan_report, plan_submit, stored_progress,
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
