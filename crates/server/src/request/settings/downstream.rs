@@ -213,7 +213,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::settings::Settings;
     use crate::settings::source::{Sources, flatten_toml};
 
     fn read(file: &str, environment: &[(&str, &str)]) -> Result<RequestSettings, SettingError> {
@@ -224,7 +223,7 @@ mod tests {
             file: Some(("weir.toml".into(), values)),
             ..Sources::default()
         };
-        Ok(Settings::read(sources)?.request)
+        RequestSettings::read(&mut SettingsReader::new(sources))
     }
 
     fn name_for(settings: &RequestSettings, request_type: &str) -> String {
