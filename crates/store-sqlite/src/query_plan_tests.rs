@@ -38,7 +38,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("book.rs", "DIFFERENCES", "a recount names ten differences of a kind"),
     ("tier.rs", "TIERS", "there are four tiers"),
     ("request/tenants.rs", "NEXT", "there is a row for each tenant that is erased at this moment"),
-    ("request/tenants.rs", "COUNT", "operators count a tenant's requests, on a read connection"),
     ("request/tenants.rs", "LIMITS", FEW_TENANTS),
     ("request/tenants.rs", "PUT_LIMIT", FEW_TENANTS),
     ("request/sealing.rs", "KEYS", "there is a row for each encryption key in use"),
