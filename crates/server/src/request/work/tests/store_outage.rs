@@ -187,7 +187,7 @@ impl RequestStore for Outage {
         unreachable!()
     }
     async fn prepare_key_index(&self, _: &SealedIndexKey) -> Result<()> {
-        unimplemented!()
+        unreachable!()
     }
     async fn add_index_key(&self, _: &SealedIndexKey) -> Result<()> {
         unreachable!()
