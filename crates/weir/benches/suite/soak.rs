@@ -115,7 +115,7 @@ fn judge(
     is_postgres: bool,
     results: &mut Results,
 ) {
-    let mut target = |what: &str, measured: f64, bound: Bound, unit: &str| {
+    let mut target = |what: &str, measured: f64, bound: Bound, unit: &'static str| {
         results.target(&format!("{name}, {what}"), measured, bound, unit);
     };
     target("accepted, p95", report.latency_ms.p95, Bound::Below(ACCEPT_P95_TARGET_MS), "ms");
