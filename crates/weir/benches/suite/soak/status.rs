@@ -33,16 +33,20 @@ pub(super) async fn probe(
         ids.push(format!("/v1/requests/{}", answer.json()["requestId"].as_str().context("it has an id")?));
     }
     let measured_from = begun + warmup;
-    let count = duration.as_secs_f64() * f64::from(rate.max(1));
+    let interval = Duration::from_secs(1) / rate.max(1);
+    let (mut due, end) = (measured_from, measured_from + duration);
     let (mut reads, mut latencies, mut failed) = (JoinSet::new(), Vec::new(), 0);
-    for n in 0..count as u32 {
-        let due = measured_from + Duration::from_secs_f64(f64::from(n) / f64::from(rate.max(1)));
+    for path in ids.iter().cycle() {
+        if due >= end {
+            break;
+        }
         sleep_until(due.into()).await;
-        let (caller, path) = (caller.clone(), ids[n as usize % IDS].clone());
+        let (caller, path) = (caller.clone(), path.clone());
         reads.spawn(async move {
             let answer = caller.get(&path).await;
             (answer.is_ok_and(|answer| answer.status == 200), due.elapsed())
         });
+        due += interval;
         while let Some(read) = reads.try_join_next() {
             take(read?, &mut latencies, &mut failed);
         }
