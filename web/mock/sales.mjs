@@ -134,7 +134,9 @@ export class Sales {
   /** @param {Row} row */
   status(row) {
     const { sku, state, initialStock, productName } = row;
-    return { sku, state, stock: this.stock(row), initialStock, productName, startTime: iso(row.startTime), endTime: iso(row.endTime) };
+    const stock = this.stock(row);
+    const endReason = state !== 'ENDED' ? null : stock === 0 ? 'SOLD_OUT' : 'TIME_EXPIRED';
+    return { sku, state, stock, initialStock, productName, startTime: iso(row.startTime), endTime: iso(row.endTime), endReason };
   }
 
   /**

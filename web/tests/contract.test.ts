@@ -45,6 +45,7 @@ describe('GET /api/v1/sales', () => {
         productName: 'Limited Edition Widget',
         startTime: expect.stringMatching(/Z$/),
         endTime: expect.stringMatching(/Z$/),
+        endReason: null,
       },
     });
   });

@@ -55,7 +55,10 @@ pub(crate) struct ErasureResponse {
     path = "/admin/tenants/{tenant}/limits",
     tag = "request",
     params(("tenant" = schema::TenantName, Path, description = "The `tenant_id` of its tokens, percent-encoded.")),
-    responses((status = 200, description = "The limit.", body = TenantLimitResponse)),
+    responses(
+        (status = 200, description = "The limit.", body = TenantLimitResponse),
+        (status = 400, description = "The tenant in the path is too long or contains a control character. Nothing was changed."),
+    ),
 )]
 pub(crate) async fn get_tenant_limit(
     State(app): State<Arc<App>>,
@@ -108,6 +111,7 @@ pub(crate) async fn put_tenant_limit(
     params(("tenant" = schema::TenantName, Path, description = "The `tenant_id` of its tokens, percent-encoded.")),
     responses(
         (status = 204, description = "Removed."),
+        (status = 400, description = "The tenant in the path is too long or contains a control character. Nothing was changed."),
         (status = 404, description = "The tenant has no limit of its own."),
     ),
 )]
@@ -137,7 +141,10 @@ pub(crate) async fn delete_tenant_limit(
     path = "/admin/tenants/{tenant}/data",
     tag = "request",
     params(("tenant" = schema::TenantName, Path, description = "The `tenant_id` of its tokens, percent-encoded.")),
-    responses((status = 202, description = "It has begun.", body = ErasureResponse)),
+    responses(
+        (status = 202, description = "It has begun.", body = ErasureResponse),
+        (status = 400, description = "The tenant in the path is too long or contains a control character. Nothing was changed."),
+    ),
 )]
 pub(crate) async fn erase_tenant(
     State(app): State<Arc<App>>,
