@@ -62,7 +62,7 @@ impl Settings {
         let mut settings = Self {
             store: store::StoreSettings::read(&mut reader)?,
             auth: auth::AuthSettings::read(&mut reader, &process)?,
-            sale: SaleSettings::read(&mut reader, &process)?,
+            sale: SaleSettings::read(&mut reader, process::is_loopback(process.listen))?,
             process,
             http: http::HttpSettings::read(&mut reader)?,
             tls: tls::TlsSettings::read(&mut reader)?,

@@ -4,7 +4,6 @@
 use url::Url;
 
 use crate::settings::parse::boolean;
-use crate::settings::process::{ProcessSettings, is_loopback};
 use crate::settings::source::{SettingError, SettingsReader};
 
 #[derive(Clone, PartialEq, Eq)]
@@ -21,7 +20,7 @@ pub struct SaleSettings {
 }
 
 impl SaleSettings {
-    pub(crate) fn read(reader: &mut SettingsReader, process: &ProcessSettings) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader, is_on_loopback: bool) -> Result<Self, SettingError> {
         let user_per_second =
             reader.get("sale.user_per_second", 1, up_to(1_000), "a number from 0 (no limit) to 1000")?;
         let challenge = reader.get(
@@ -38,7 +37,7 @@ impl SaleSettings {
             return Err(SettingError::new("sale.challenge", "set alone", allowed));
         }
         let allow_reset = reader.get_optional("sale.allow_reset", boolean, "true or false")?;
-        let allow_reset = allow_reset.unwrap_or(is_loopback(process.listen));
+        let allow_reset = allow_reset.unwrap_or(is_on_loopback);
         Ok(Self { user_per_second, challenge, challenge_secret, allow_reset })
     }
 }

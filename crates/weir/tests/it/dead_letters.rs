@@ -53,7 +53,7 @@ async fn letters_are_listed_replayed_and_discarded(store: Store) {
         (&first["topic"], &first["payload"], &first["attempts"]),
         (&json!("sms-outbound"), &json!("{}"), &json!(1))
     );
-    assert!(first["reason"].as_str().unwrap().contains("messageId"), "{first}");
+    assert!(first["reason"].as_str().unwrap().contains("userId"), "{first}");
 
     let page = list(&operator, "?limit=2").await;
     assert_eq!(page["items"].as_array().unwrap().len(), 2);
