@@ -267,7 +267,7 @@ mod tests {
                 Ok(data) => bytes += data.len(),
                 Err(frame) => break frame.into_trailers().unwrap(),
             }
-            assert_eq!(held.available_permits(), 0);
+            assert!(bytes == 2_000 || held.available_permits() == 0, "{bytes} of 2,000 are taken");
             tokio::time::sleep(WRITE_TIMEOUT * 2 / 3).await;
         };
         assert_eq!((bytes, &trailers[http::header::ETAG]), (2_000, &"1".parse().unwrap()));
