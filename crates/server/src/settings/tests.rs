@@ -71,7 +71,7 @@ fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     SlotSettings::read(reader).unwrap();
     GatewaySettings::read(reader).unwrap();
     TierSettings::read(reader).unwrap();
-    SaleSettings::read(reader, &process).unwrap();
+    SaleSettings::read(reader, process::is_loopback(process.listen)).unwrap();
     edge::EdgeSettings::read(reader).unwrap();
     log::LogSettings::read(reader).unwrap();
     reader.known().collect()
