@@ -81,8 +81,8 @@ pub(crate) struct FilterArgs {
 }
 
 impl FilterArgs {
-    /// The names and values of what is given.
-    fn given(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    /// The names and values of the filters that are set.
+    fn filters(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let Self { topic, tenant, request_type, error, since, until } = self;
         let all = [
             ("topic", topic),
@@ -176,7 +176,7 @@ async fn replay(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
 
 async fn replay_many(arguments: &ReplayArgs) -> anyhow::Result<()> {
     let mut body: serde_json::Map<String, Value> =
-        arguments.filter.given().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        arguments.filter.filters().map(|(name, value)| (name.to_owned(), json!(value))).collect();
     body.insert("dryRun".to_owned(), json!(arguments.dry_run));
     let body = serde_json::to_vec(&body)?.into();
     let client = client(&arguments.operator)?;
@@ -196,7 +196,7 @@ async fn replay_many(arguments: &ReplayArgs) -> anyhow::Result<()> {
 fn query(filter: &FilterArgs) -> String {
     let parameter =
         |(name, value): (&str, &str)| format!("&{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC));
-    filter.given().map(parameter).collect()
+    filter.filters().map(parameter).collect()
 }
 
 async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
