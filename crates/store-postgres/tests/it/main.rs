@@ -2,6 +2,7 @@
 
 mod conformance;
 mod deferred;
+mod erasure;
 mod fixtures;
 mod locked_windows;
 mod pack;
