@@ -9,5 +9,6 @@ mod pack;
 mod record_sent;
 mod round_trips;
 mod save_failures;
+mod send_keys;
 mod turns;
 mod version_before;
