@@ -1,8 +1,8 @@
 //! Lanes: concurrent single calls become batches, with no added wait.
 //!
-//! Quota, slot, request and sale have a set of lanes each (`start_lanes` in `server/src/<capability>/service.rs`), tier has
-//! lanes only where Redis decides: one, or 16 on a cluster, with bounds of their own (`store-redis/src/tier/batch.rs`). A set has
-//! one lane on SQLite and `lane.postgres_lanes` on Postgres (`server/src/engines/store.rs`). Bulk loads of slots use none.
+//! Quota, slot, request and sale have a set of lanes each (`start_lanes` in `server/src/<capability>/service.rs`), and tier has
+//! one for permits (`permit`), which are in the store. What Redis decides for tier has lanes of its own, one or on a cluster 16,
+//! with bounds of their own (`store-redis/src/tier/batch.rs`). A set has one lane on SQLite and `lane.postgres_lanes` on Postgres (`server/src/engines/store.rs`). Bulk loads of slots use none.
 //! Bounds: `lane.capacity` calls wait in a lane, `lane.batch_max` are in a batch, and a call waits at most `http.timeout`.
 //!
 //! Each lane has one batch in flight, or a few (see [`LaneSettings::in_flight`]); calls that arrive meanwhile form the next
