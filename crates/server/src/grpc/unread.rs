@@ -20,7 +20,7 @@ use crate::peer::transport::WRITE_TIMEOUT;
 
 /// The messages of one connection that its caller has not taken. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Unread(Arc<Mutex<Messages>>);
+pub(super) struct UnreadMessages(Arc<Mutex<Messages>>);
 
 #[derive(Default)]
 struct Messages {
@@ -30,7 +30,7 @@ struct Messages {
     count: u64,
 }
 
-impl Unread {
+impl UnreadMessages {
     /// Whether a message was not taken for a minute. Connections are pinged more often than that, so whoever asks when the
     /// connection is read is told in time.
     pub(super) fn is_overdue(&self) -> bool {
@@ -44,23 +44,23 @@ impl Unread {
         let key = (Instant::now(), messages.count);
         messages.unread.insert(key);
         drop(messages);
-        Bytes::from_owner(Message { bytes, key, unread: self.clone() })
+        Bytes::from_owner(UnreadMessage { bytes, key, unread: self.clone() })
     }
 }
 
-struct Message {
+struct UnreadMessage {
     bytes: Bytes,
     key: (Instant, u64),
-    unread: Unread,
+    unread: UnreadMessages,
 }
 
-impl AsRef<[u8]> for Message {
+impl AsRef<[u8]> for UnreadMessage {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Message {
+impl Drop for UnreadMessage {
     fn drop(&mut self) {
         self.unread.0.lock().unread.remove(&self.key);
     }
@@ -85,7 +85,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let unread = request.extensions().get::<Unread>().cloned().unwrap_or_default();
+        let unread = request.extensions().get::<UnreadMessages>().cloned().unwrap_or_default();
         let answering = self.0.call(request);
         Box::pin(async move {
             let track = move |body: Body| {
@@ -112,7 +112,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_message_is_overdue_after_a_minute_unless_it_was_taken() {
-        let unread = Unread::default();
+        let unread = UnreadMessages::default();
         let answer = service_fn(async |_: Request<Body>| {
             Ok::<_, Infallible>(Response::new(Body::new(Full::new(Bytes::from_static(b"message")))))
         });

@@ -13,6 +13,8 @@ use prometheus_client::registry::Registry;
 use weir_store::request::JobCounts;
 use weir_store_redis::ScriptCounts;
 
+use crate::telemetry::labels::DownstreamLabels;
+
 /// How many topics have their dead letters counted.
 pub(super) const TOPICS_COUNTED: usize = 3;
 
@@ -90,11 +92,6 @@ struct JobLabels {
     /// Its name in the settings, never one from a caller, or `default`.
     downstream: String,
     state: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DownstreamLabels {
-    downstream: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

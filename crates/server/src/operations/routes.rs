@@ -46,8 +46,8 @@ struct HealthData {
     #[schema(examples(3600))]
     uptime: u64,
     /// One entry for each engine in use, by its name, such as `sqlite` or `postgresql`.
-    #[schema(value_type = BTreeMap<String, CheckResponse>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
-    checks: BTreeMap<&'static str, CheckResponse>,
+    #[schema(value_type = BTreeMap<String, HealthCheck>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
+    checks: BTreeMap<&'static str, HealthCheck>,
     /// One entry for each clock that decides: `system`, and those of the engines on other machines.
     #[schema(value_type = BTreeMap<String, ClockResponse>, examples(json!({"system": {"status": "steady"}})))]
     clocks: BTreeMap<&'static str, ClockResponse>,
@@ -88,8 +88,7 @@ impl From<ClockState> for ClockResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = HealthCheck)]
-struct CheckResponse {
+struct HealthCheck {
     #[schema(value_type = schema::EngineStatus)]
     status: &'static str,
     /// How long the engine took to answer, in milliseconds.
@@ -126,7 +125,7 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
         if healthy { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
     let describe = |check: &EngineCheck| {
         let status = if check.up { "up" } else { "down" };
-        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
+        (check.engine, HealthCheck { status, latency_ms: check.latency.as_millis(), reason: check.reason })
     };
     let body = HealthResponse {
         success: healthy,

@@ -272,7 +272,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::metrics::DownstreamLabels;
+    use crate::telemetry::labels::DownstreamLabels;
 
     const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 
