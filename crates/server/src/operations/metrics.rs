@@ -121,7 +121,7 @@ impl OperationsMetrics {
         r.register("redis_slow_scripts", slow, self.redis_slow_scripts.clone());
     }
 
-    pub fn record_engine(&self, engine: &'static str, is_up: bool) {
+    pub fn show_engine(&self, engine: &'static str, is_up: bool) {
         self.engine_up.get_or_create(&EngineLabels { engine }).set(i64::from(is_up));
     }
 

@@ -179,7 +179,7 @@ pub(crate) async fn get_metrics(
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let format = MetricsFormat::from_accept(&accept.collect::<Vec<_>>().join(","));
     for check in app.health.check().await {
-        app.metrics.operations.record_engine(check.engine, check.up);
+        app.metrics.operations.show_engine(check.engine, check.up);
     }
     app.backlog.update().await;
     app.tier.update_metrics();

@@ -93,6 +93,11 @@ impl AcceptMetrics {
             self.conflicts.inc();
         }
     }
+
+    #[cfg(test)]
+    pub(super) fn submissions(&self, outcome: &'static str) -> u64 {
+        self.accepts.get_or_create(&OutcomeLabels { outcome }).get()
+    }
 }
 
 /// Requests that have ended, by status. Clones share the counters.

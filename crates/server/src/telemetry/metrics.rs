@@ -287,7 +287,7 @@ mod tests {
             &engines,
         );
         metrics.operations.show_every_gauge();
-        metrics.operations.record_engine("sqlite", true);
+        metrics.operations.show_engine("sqlite", true);
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         metrics.request.accept.record("accepted", Duration::ZERO);
         let _ = metrics.lane("request");
