@@ -16,7 +16,7 @@ use tokio_rustls::Accept;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::unread::UnreadMessages;
+use super::requests::GrpcCaller;
 use crate::peer::transport::Tcp;
 use crate::tls::{Protocols, Tls};
 
@@ -53,7 +53,7 @@ pub(super) fn connections(
 
 pub(super) struct GrpcConnection {
     transport: GrpcTransport,
-    unread: UnreadMessages,
+    caller: GrpcCaller,
     _permit: OwnedSemaphorePermit,
     /// The bytes of the preface that have not arrived yet.
     preface: usize,
@@ -76,7 +76,7 @@ impl GrpcConnection {
         };
         Self {
             transport,
-            unread: UnreadMessages::default(),
+            caller: GrpcCaller::default(),
             _permit: permit,
             preface: PREFACE_BYTES,
             preface_timer,
@@ -116,10 +116,10 @@ trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
 
 impl Connected for GrpcConnection {
-    type ConnectInfo = UnreadMessages;
+    type ConnectInfo = GrpcCaller;
 
-    fn connect_info(&self) -> UnreadMessages {
-        self.unread.clone()
+    fn connect_info(&self) -> GrpcCaller {
+        self.caller.clone()
     }
 }
 
@@ -129,7 +129,7 @@ impl AsyncRead for GrpcConnection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.unread.is_overdue() {
+        if self.caller.unread.is_overdue() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let before = buffer.filled().len();
@@ -218,7 +218,7 @@ mod tests {
         let mut connection = accepted.next().await.unwrap().unwrap();
         client.write_all(&[0; PREFACE_BYTES]).await.unwrap();
         connection.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
-        let message = connection.connect_info().track(Bytes::from_static(b"message"));
+        let message = connection.connect_info().unread.track(Bytes::from_static(b"message"), None);
         tokio::time::advance(WRITE_TIMEOUT).await;
         let read = connection.read_u8().now_or_never().expect("it does not wait");
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
