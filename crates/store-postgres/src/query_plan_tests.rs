@@ -80,7 +80,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 ];
 const BOOKS: &str = "books are read whole";
 const FEW_TENANTS: &str = "there are TENANT_LIMITS_MAX rows at most";
-const FEW_KEYS: &str = "there is a row for each request key that opens the key of the index";
+const FEW_KEYS: &str = "there is a row for each request key that opens the key of the hashes";
 const ONE_ROW: &str = "the table has one row";
 const CLOCK_STEP: &str = "read a page at a time, at the start and when the clock was set back";
 

@@ -76,6 +76,12 @@ const FIND_CONSTRAINT: &str = "
 const LIMIT_LOCK_WAIT: &str = "
     SELECT set_config('lock_timeout', CASE WHEN created_version < $1 THEN '50ms' ELSE '500ms' END, true)
     FROM weir_schema_state WHERE id = 1";
+/// Longer than an autovacuum lets others wait: it ends when one has waited for `deadlock_timeout`, in milliseconds.
+const OUTWAIT_AUTOVACUUM: &str = "
+    SELECT set_config('lock_timeout', (setting::integer + 500)::text, true)
+    FROM pg_settings WHERE name = 'deadlock_timeout'";
+/// In the way of vacuums and changes of the schema, and of nobody who reads or writes rows.
+const LOCK_OUT_VACUUM: &str = "LOCK TABLE idempotency_record IN SHARE UPDATE EXCLUSIVE MODE";
 const NEWEST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
@@ -145,11 +151,29 @@ pub(super) async fn begin_hashing(engine: &Postgres, key: &SealedHashKey) -> Res
     session.query(LIMIT_LOCK_WAIT, &[&HASHED_KEYS_VERSION]).await?;
     session.query(LOCK_MIGRATIONS, &[]).await?;
     if session.query_opt(FIND_CONSTRAINT, &[]).await?.is_none() {
-        session.run(REFUSE_PLAIN_KEYS).await?;
+        if let Err(error) = session.run(REFUSE_PLAIN_KEYS).await {
+            if error.is_transient() {
+                tokio::spawn(interrupt_autovacuum(engine.clone()));
+            }
+            return Err(error);
+        }
         session.execute(BEGIN_HASHING, &[&engine.clock_override(), &time::micros(RETENTION)]).await?;
         session.execute(ADD_FIRST_HASH_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
         session.execute(REFUSE_OLDER_SERVERS, &[&HASHED_KEYS_VERSION]).await?;
     }
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(())
+}
+
+/// Makes an autovacuum of the table end, so that the next attempt to begin is not in vain. Writers would wait behind the lock that the
+/// attempt needs, so it gives up sooner than an autovacuum yields; this lock keeps nobody waiting. An error is left to the next
+/// attempt, which has a log line.
+async fn interrupt_autovacuum(engine: Postgres) -> Result<()> {
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query(OUTWAIT_AUTOVACUUM, &[]).await?;
+    session.run(LOCK_OUT_VACUUM).await?;
     session.run("COMMIT").await?;
     session.keep();
     Ok(())
