@@ -131,12 +131,9 @@ pub async fn hashing_begins_once_and_keeps_its_last_key<H: HasRequests>() {
     let h = H::open().await;
     let (first, other) = (hash_key("a", "1"), hash_key("b", "2"));
     h.requests().add_hash_key(&other).await.expect("add_hash_key must succeed");
-    let hash_keys = h.requests().hash_keys().await.expect("hash_keys must succeed");
-    assert_eq!(
-        (hash_keys.keys, hash_keys.has_begun, hash_keys.plain_keys_may_be_in_use),
-        (Vec::new(), false, false)
-    );
-    assert!(!hash_keys.is_upgraded);
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.has_begun, stored.plain_keys_may_be_in_use), (Vec::new(), false, false));
+    assert!(!stored.is_upgraded);
     begin(&h, &first).await;
     begin(&h, &other).await;
     assert_eq!(hash_keys(&h).await, std::slice::from_ref(&first), "the first that begins decides");
@@ -148,8 +145,8 @@ pub async fn hashing_begins_once_and_keeps_its_last_key<H: HasRequests>() {
         h.requests().remove_hash_key(&key.name, &key.digest).await.expect("remove_hash_key must succeed");
     }
     let h = h.reopen().await;
-    let hash_keys = h.requests().hash_keys().await.expect("hash_keys must succeed");
-    assert_eq!((hash_keys.keys, hash_keys.plain_keys_may_be_in_use), (vec![other], false));
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.plain_keys_may_be_in_use), (vec![other], false));
 }
 
 pub async fn a_key_that_was_prepared_is_the_one_hashing_begins_with<H: HasRequests>() {
@@ -160,8 +157,8 @@ pub async fn a_key_that_was_prepared_is_the_one_hashing_begins_with<H: HasReques
     }
     assert_eq!(hash_keys(&h).await, std::slice::from_ref(&first));
     begin(&h, &other).await;
-    let hash_keys = h.requests().hash_keys().await.expect("hash_keys must succeed");
-    assert_eq!((hash_keys.keys, hash_keys.has_begun), (vec![first], true));
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.has_begun), (vec![first], true));
 }
 
 pub async fn servers_that_begin_hashing_at_once_agree_on_its_key<H: HasRequests>() {
@@ -177,8 +174,8 @@ pub async fn a_key_from_before_hashing_is_found_under_its_hash<H: HasRequests>()
     let outcomes = submit_batch(&h, before.to_vec(), None).await;
     assert_eq!(outcome_letters(&outcomes), "AA");
     begin(&h, &hash_key("a", "1")).await;
-    let hash_keys = h.requests().hash_keys().await.expect("hash_keys must succeed");
-    assert!(hash_keys.plain_keys_may_be_in_use, "keys of before may be in use");
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert!(stored.plain_keys_may_be_in_use, "keys of before may be in use");
     let again = |submit: &Submit| hashed(&resubmission(&h, submit));
     let other_payload = hashed(&submission_for(&h, before[0].tenant.as_str(), "k-1", "else"));
     let new = hashed(&submission(&h, "k-3"));
@@ -198,8 +195,8 @@ pub async fn a_key_from_before_hashing_is_found_under_its_hash<H: HasRequests>()
         vec![hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-3"))];
     assert_eq!(outcome_letters(&submit_batch(&h, later, None).await), "ARA", "a day later they are free");
     h.clock().advance(Duration::from_secs(86_400));
-    let hash_keys = h.requests().hash_keys().await.expect("hash_keys must succeed");
-    assert!(!hash_keys.plain_keys_may_be_in_use, "keys of before have expired");
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert!(!stored.plain_keys_may_be_in_use, "keys of before have expired");
 }
 
 pub async fn names_of_keys_are_listed_page_by_page<H: HasRequests>() {
