@@ -8,7 +8,7 @@ use uuid::Uuid;
 use weir_core::MessageId;
 use weir_core::quota::Grant;
 use weir_store::Result;
-use weir_store::quota::send_keys::{self, KeyChanges};
+use weir_store::quota::send_keys::{self, SendKeyChanges};
 use weir_store::quota::{SendKeyHash, SendMessage, SendRecord, random_bytes};
 
 use crate::clock::CLOCK;
@@ -91,7 +91,7 @@ pub(super) struct SaveKeys<'s> {
 }
 
 impl<'s> SaveKeys<'s> {
-    pub(super) async fn prepare(session: &'s Session, changes: &KeyChanges) -> Result<Self> {
+    pub(super) async fn prepare(session: &'s Session, changes: &SendKeyChanges) -> Result<Self> {
         let statements = if changes.is_empty() { None } else { Some(session.prepare([SAVE, FORGET]).await?) };
         let forgotten = changes.forgotten.iter().map(|hash| hash.to_vec()).collect();
         Ok(Self { statements, columns: RecordColumns::of(&changes.saved), forgotten })

@@ -3,6 +3,7 @@
 mod conformance;
 mod deferred;
 mod fixtures;
+mod hashing;
 mod locked_windows;
 mod pack;
 mod record_sent;
