@@ -79,10 +79,13 @@ const PROBE: &str = "UPDATE quota_cache SET epoch = epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count
     FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
+/// A count that was kept above the limit ends with its window. Only a new window moves the time forward: a clock that is set back
+/// moves it back, with the count.
 const SAVE: &str = "
     UPDATE rate_limit_store AS row
     SET current_count = new.current_count, reserved_count = new.reserved_count,
-        last_refresh_time = new.last_refresh_time
+        last_refresh_time = new.last_refresh_time,
+        kept_count = CASE WHEN new.last_refresh_time > row.last_refresh_time THEN 0 ELSE row.kept_count END
     FROM unnest($1::text[], $2::integer[], $3::integer[], $4::timestamptz[])
         AS new (user_id, current_count, reserved_count, last_refresh_time)
     WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `query_plan_tests.rs`

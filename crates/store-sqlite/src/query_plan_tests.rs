@@ -41,8 +41,8 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("request/tenants.rs", "LIMITS", FEW_TENANTS),
     ("request/tenants.rs", "PUT_LIMIT", FEW_TENANTS),
     ("request/sealing.rs", "KEYS", "there is a row for each encryption key in use"),
-    ("request/sealing.rs", "INDEX_KEYS", FEW_KEYS),
-    ("request/sealing.rs", "REMOVE_INDEX_KEY", FEW_KEYS),
+    ("request/sealing.rs", "HASH_KEYS", FEW_KEYS),
+    ("request/sealing.rs", "REMOVE_HASH_KEY", FEW_KEYS),
     (
         "tier/policy.rs",
         "ALL",

@@ -14,7 +14,7 @@ use weir_core::{Denial, MessageId, Timestamp, TraceContext, UserId, Verdict};
 pub use self::send_keys::{SendKey, SendKeyHash, SendRecord};
 pub use crate::limit_changes::LimitChangeFeed;
 
-use self::send_keys::{KeyChanges, KeyDecision};
+use self::send_keys::{KeyDecision, SendKeyChanges};
 use crate::{Batch, Error, Result};
 
 /// The topic of accepted messages.
@@ -284,8 +284,8 @@ impl SendPlan<'_> {
     /// What the plan changes in the records of keys. `reserved` are those that were created for this batch before it was
     /// published.
     #[must_use]
-    pub fn key_changes(&self, reserved: &HashSet<SendKeyHash>) -> KeyChanges {
-        KeyChanges::of(self.sends, &self.outcomes, reserved)
+    pub fn key_changes(&self, reserved: &HashSet<SendKeyHash>) -> SendKeyChanges {
+        SendKeyChanges::of(self.sends, &self.outcomes, reserved)
     }
 
     /// Adapts the plan when the broker confirmed only some of its messages: the others do not count, and denials that they
@@ -371,7 +371,7 @@ mod tests {
         rows: &mut HashMap<&'static str, Quota>,
         records: &mut HashMap<SendKeyHash, SendRecord>,
         now: Timestamp,
-    ) -> (String, KeyChanges) {
+    ) -> (String, SendKeyChanges) {
         let mut borrowed = rows.iter().map(|(user, row)| (*user, *row)).collect();
         let plan = plan_sends(batch, &mut borrowed, records, false, now, random_bytes);
         for (user, row) in &plan.changed {

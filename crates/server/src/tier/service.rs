@@ -32,7 +32,7 @@ pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
 pub(crate) use self::permits::ReleaseOutcome;
 use self::subscriptions::Subscriptions;
 use self::unclaimed::TakenPermits;
-use super::events::{PolicyLeftOut, UnknownPlanClaim};
+use super::events::{CallDecided, PolicyLeftOut, UnknownPlanClaim};
 use super::settings::TierSettings;
 use super::settings::policy_input::PolicyDefinition;
 use crate::engines::{Engines, within};
@@ -215,7 +215,7 @@ impl TierService {
         }
         let Some(claimed) = caller.plan_claim else { return Plan::Free };
         claimed.parse().unwrap_or_else(|_unknown| {
-            UnknownPlanClaim { claimed, counter: &self.metrics.unknown_plan_claims }.emit();
+            UnknownPlanClaim { claimed }.emit(&self.metrics);
             Plan::Free
         })
     }
@@ -227,14 +227,12 @@ impl TierService {
         let (plan, definitions) = (self.plan(caller).await, self.shared.definitions.snapshot());
         let limits = definitions.tiers().get(plan.tier());
         if !definitions.is_enabled() {
-            self.metrics.disabled.inc();
+            CallDecided::Unlimited.emit(&self.metrics);
             return Ok(Admission::Disabled(TierHeaders::unlimited(limits)));
         }
         let rule = definitions.rule(plan.tier());
         let taken = self.limits.take_tier(&storable_name(caller.user), rule, 1).await;
-        let taken = taken.inspect_err(|_| {
-            self.metrics.failed.inc();
-        });
+        let taken = taken.inspect_err(|_| CallDecided::Failed.emit(&self.metrics));
         let taken = match taken {
             Err(Error::KeysExhausted { max: keys_max }) => {
                 // A user who is not in memory has spent nothing.
@@ -247,11 +245,13 @@ impl TierService {
         let headers = TierHeaders::after(limits, &taken.spent, &taken.decision, taken.now);
         Ok(match taken.decision {
             Decision::Allowed => {
-                self.metrics.allowed.inc();
+                CallDecided::Allowed.emit(&self.metrics);
                 Admission::Allowed(headers)
             }
             Decision::Denied(refusal) => {
-                self.metrics.count_denied(refusal.denied_by == DAILY);
+                let is_daily = refusal.denied_by == DAILY;
+                if is_daily { CallDecided::DeniedByDay } else { CallDecided::DeniedByMinute }
+                    .emit(&self.metrics);
                 Admission::Denied { headers, message: limits.message(refusal.denied_by) }
             }
         })

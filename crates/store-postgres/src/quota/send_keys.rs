@@ -9,7 +9,7 @@ use uuid::Uuid;
 use weir_core::quota::Grant;
 use weir_core::{MessageId, Timestamp};
 use weir_store::Result;
-use weir_store::quota::send_keys::{self, KeyChanges};
+use weir_store::quota::send_keys::{self, SendKeyChanges};
 use weir_store::quota::{SendKeyHash, SendMessage, SendRecord, random_bytes};
 
 use crate::clock::CLOCK;
@@ -134,7 +134,7 @@ pub(super) struct SaveKeys<'s> {
 impl<'s> SaveKeys<'s> {
     pub(super) async fn prepare(
         session: &'s Session,
-        changes: &KeyChanges,
+        changes: &SendKeyChanges,
         reserved: &ReservedKeys,
     ) -> Result<Self> {
         let is_empty = changes.is_empty();

@@ -4,6 +4,7 @@ mod conformance;
 mod deferred;
 mod erasure;
 mod fixtures;
+mod hashing;
 mod locked_windows;
 mod pack;
 mod record_sent;

@@ -302,7 +302,7 @@ async fn sends_with_keys_beside_reservations_of_two_servers_use_every_place_once
     }
     let h = Arc::new(Fixture::open().await);
     let far = Arc::new(h.second_server().await.expect("a second server"));
-    for (round, limit) in [5, 60].into_iter().enumerate() {
+    for (round, limit) in [5, 150].into_iter().enumerate() {
         let name = format!("u{round}");
         configure(&*h, &name, limit, 60).await;
         let sender = |n: usize| {

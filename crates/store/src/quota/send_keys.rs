@@ -110,14 +110,14 @@ pub fn reservations(
 
 /// What a batch changes in the records, both in order of the hash.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct KeyChanges {
+pub struct SendKeyChanges {
     /// The accepted sends.
     pub saved: Vec<(SendKeyHash, SendRecord)>,
     /// Keys that were reserved for this batch and of which nothing was published.
     pub forgotten: Vec<SendKeyHash>,
 }
 
-impl KeyChanges {
+impl SendKeyChanges {
     /// `reserved` are the keys whose records this batch has created before it published.
     pub(super) fn of(
         sends: &[SendMessage],

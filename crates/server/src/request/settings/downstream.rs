@@ -51,7 +51,7 @@ const OWN_HEADERS: [HeaderName; 16] = [
 
 /// A service that is called for requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Downstream {
+pub struct DownstreamSettings {
     /// The built-in echo answers if absent.
     pub url: Option<Url>,
     /// The types of its requests; `None` if it lists none.
@@ -72,7 +72,7 @@ pub struct Downstream {
     pub sslrootcert: Option<PathBuf>,
 }
 
-impl Downstream {
+impl DownstreamSettings {
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
     const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -121,15 +121,15 @@ impl Downstream {
 /// Reads `[request.downstreams.<name>]`. What a table leaves out of timeouts and authorities is as in `default`.
 pub(super) fn read_tables(
     reader: &mut SettingsReader,
-    default: &Downstream,
-) -> Result<BTreeMap<String, Downstream>, SettingError> {
+    default: &DownstreamSettings,
+) -> Result<BTreeMap<String, DownstreamSettings>, SettingError> {
     let tables = reader.tables(TABLES);
     let mut downstreams = BTreeMap::new();
     for (name, fields) in &tables {
         if headers_of(name).is_some_and(|owner| tables.contains_key(owner)) {
             continue;
         }
-        let mut downstream = Downstream { url: None, ..default.clone() };
+        let mut downstream = DownstreamSettings { url: None, ..default.clone() };
         for (field, text) in fields {
             downstream.set(name, field, text)?;
         }
@@ -151,7 +151,7 @@ fn headers_of(table: &str) -> Option<&str> {
 }
 
 /// Each type must have one downstream.
-fn check_types(downstreams: &BTreeMap<String, Downstream>) -> Result<(), SettingError> {
+fn check_types(downstreams: &BTreeMap<String, DownstreamSettings>) -> Result<(), SettingError> {
     let mut seen = BTreeSet::new();
     for (name, of) in downstreams {
         for listed in of.types.iter().flatten() {
@@ -167,8 +167,8 @@ fn check_types(downstreams: &BTreeMap<String, Downstream>) -> Result<(), Setting
 /// The name of the downstream for types that no other has: the only table that lists no types, if others list theirs or there
 /// is no default downstream.
 pub(super) fn takes_the_rest<'a>(
-    default: &Downstream,
-    downstreams: &'a BTreeMap<String, Downstream>,
+    default: &DownstreamSettings,
+    downstreams: &'a BTreeMap<String, DownstreamSettings>,
 ) -> &'a str {
     let mut without = downstreams.iter().filter(|(_, of)| of.types.is_none());
     let some_list_types = downstreams.values().any(|of| of.types.is_some());

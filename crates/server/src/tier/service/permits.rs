@@ -19,6 +19,7 @@ use super::explanation::explain_permit;
 use super::limits::{Check, CheckDecision, CheckOptions, CheckResult};
 use super::unclaimed::TakenPermits;
 use super::{TierService, within};
+use crate::tier::events::CheckDecided;
 
 /// When a caller that is denied for lack of the store may retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -69,7 +70,8 @@ impl TierService {
         let is_shadow_denied =
             |(ask, each): &(&PermitAsk, &(Decision, _, bool))| ask.spec.shadow && !each.0.is_allowed();
         let shadow_denied = take.asks.iter().zip(&permits.each).filter(is_shadow_denied).count() as u64;
-        self.metrics.count_check(allowed, shadow_denied + limits.shadow_denied);
+        let shadow_denied = shadow_denied + limits.shadow_denied;
+        CheckDecided { is_allowed: allowed, shadow_denied }.emit(&self.metrics);
         let mut merged = Merged::new(limits.checks, limits.explanations, wanted.len());
         for (((at, policy), ask), (alone, state, is_taken)) in
             wanted.iter().zip(&take.asks).zip(&permits.each)

@@ -11,8 +11,8 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, JobCounts, JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch,
+    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames, SealedSearch,
     SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
 };
 use weir_store::{Batch, Error, Result};
@@ -192,19 +192,19 @@ impl RequestStore for Outage {
     async fn newest_request(&self) -> Result<Option<Request>> {
         unreachable!()
     }
-    async fn key_index(&self) -> Result<KeyIndex> {
-        self.engine.key_index().await
+    async fn hash_keys(&self) -> Result<HashKeys> {
+        self.engine.hash_keys().await
     }
-    async fn begin_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn begin_hashing(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn prepare_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn prepare_hash_key(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn add_index_key(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn add_hash_key(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn remove_index_key(&self, _: &str, _: &str) -> Result<()> {
+    async fn remove_hash_key(&self, _: &str, _: &str) -> Result<()> {
         unreachable!()
     }
     async fn sealed_names(&self, _: Option<RequestId>, _: usize) -> Result<Vec<SealedNames>> {
