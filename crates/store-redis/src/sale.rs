@@ -7,6 +7,7 @@
 //! purchase that a living server has answered. Before a running sale is opened again, every server gets the time to do that.
 
 mod dead_letter;
+mod event_log;
 mod events;
 mod operator;
 mod persist;
@@ -28,9 +29,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{ChangeError, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Clock, Timestamp, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, LedgerMetrics,
-    Product, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleEvent,
-    SaleLedger, SaleSnapshot, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, EventId, EventPage,
+    FoundPurchase, LedgerMetrics, Product, Publication, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX,
+    SNAPSHOT_OPEN_MAX, SaleAudit, SaleEvent, SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -396,6 +397,18 @@ impl SaleStore for RedisSales {
 
     async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.shared.follow_events(hear).await;
+    }
+
+    fn has_event_log(&self) -> bool {
+        true
+    }
+
+    async fn publish_events(
+        &self,
+        publications: &[Publication],
+        after: Option<EventId>,
+    ) -> Result<EventPage> {
+        self.shared.publish(publications, after).await
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {

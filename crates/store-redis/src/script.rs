@@ -23,6 +23,8 @@ pub(crate) enum Script {
     SaleBuyers,
     SaleEnd,
     SaleExtend,
+    SaleLog,
+    SaleUnlog,
 }
 
 /// A script that trusts only data written under the present `run`, which `trust.lua` defines.
@@ -32,7 +34,7 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 21]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
@@ -53,6 +55,8 @@ static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
         with_run!("sale_buyers.lua"),
         with_run!("sale_end.lua"),
         with_run!("sale_extend.lua"),
+        with_run!("sale_log.lua"),
+        include_str!("scripts/sale_unlog.lua"),
     ]
     .map(redis::Script::new)
 });
@@ -84,6 +88,8 @@ impl Script {
             Self::SaleBuyers => "sale_buyers",
             Self::SaleEnd => "sale_end",
             Self::SaleExtend => "sale_extend",
+            Self::SaleLog => "sale_log",
+            Self::SaleUnlog => "sale_unlog",
         }
     }
 }

@@ -3,6 +3,8 @@
 //! A product has an id besides its sku: one that is deleted and created again under the same sku is another product, and
 //! purchases of the first must not be recorded for the second.
 
+mod event_log;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
@@ -13,7 +15,8 @@ use weir_core::sale::{
 };
 use weir_core::{Timestamp, UserId};
 
-use crate::{Batch, Result};
+pub use self::event_log::{EventId, EventIdError, EventPage, LoggedEvent, Publication};
+use crate::{Batch, Error, Result};
 
 /// The most sales that are not over in a [`SaleSnapshot`]; running ones come first.
 pub const SNAPSHOT_OPEN_MAX: usize = 1_000;
@@ -163,6 +166,8 @@ pub enum SaleEvent {
     ProductChanged {
         sku: Sku,
     },
+    /// A server has appended events to the shared log.
+    Logged(Vec<LoggedEvent>),
 }
 
 /// The audit of one product.
@@ -222,6 +227,18 @@ pub trait SaleStore: Send + Sync + 'static {
     /// Calls `on_event` for changes of sales on any server while the future is polled. Returns at once if the store publishes
     /// no events and has to be polled.
     async fn follow_events(&self, _on_event: &(dyn Fn(SaleEvent) + Send + Sync)) {}
+    /// Whether all servers share a log of events.
+    fn has_event_log(&self) -> bool {
+        false
+    }
+    /// Appends to the shared log what the publications add to it, and returns what it has after the event `after`, or all.
+    async fn publish_events(
+        &self,
+        _publications: &[Publication],
+        _after: Option<EventId>,
+    ) -> Result<EventPage> {
+        Err(Error::failed("sale", "this store has no log of events"))
+    }
     async fn audit_sales(&self) -> Result<SaleAudit>;
     /// Completes the ledger's books by what decides sales in front of it. There is nothing to add unless this is a store in front
     /// of a ledger.

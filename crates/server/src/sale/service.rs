@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use weir_core::sale::{Sku, Terms, TermsChange};
+use weir_core::sale::{SaleStage, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, Product,
-    ProductId, Purchase, PurchasePosition, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, EventId, FoundPurchase,
+    Product, ProductId, Purchase, PurchasePosition, SaleStore,
 };
 use weir_store::throttle::{Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 
 use super::challenge::Challenge;
-use super::event_ring::EventRing;
+use super::event_ring::{EventRing, Origin, SaleSubscription};
 use super::metrics::SaleMetrics;
 use super::view::{Lookup, SaleView};
 use crate::engines::{Engines, within};
@@ -40,7 +40,8 @@ impl SaleService {
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = engines.sales();
-        let events = Arc::new(EventRing::new(metrics.sale.streams.clone(), metrics.sale.events.clone()));
+        let log = store.has_event_log().then(|| Arc::clone(&store));
+        let events = Arc::new(EventRing::new(log, metrics.sale.streams.clone(), metrics.sale.events.clone()));
         let view = Arc::new(SaleView::new(
             Arc::clone(&store),
             engines.sales_clock(),
@@ -73,7 +74,7 @@ impl SaleService {
     pub fn run(&self, tasks: &TaskTracker, closing: &CancellationToken) {
         tasks.spawn(Arc::clone(&self.view).run_timer(closing.clone()));
         tasks.spawn(Arc::clone(&self.view).sync(closing.clone()));
-        tasks.spawn(Arc::clone(&self.events).publish_deferred(closing.clone()));
+        tasks.spawn(Arc::clone(&self.events).run(closing.clone()));
     }
 
     /// Returns a sale by its sku, or else the most relevant one, at most 100 ms old.
@@ -91,9 +92,16 @@ impl SaleService {
         }
     }
 
-    #[must_use]
-    pub const fn events(&self) -> &Arc<EventRing> {
-        &self.events
+    /// Subscribes to the events of one sale, or of all. A caller that returns with the id of its last event continues there if
+    /// possible; otherwise also returns what `product` was when the subscription begins, and the id of that moment.
+    pub async fn subscribe(
+        &self,
+        sku: Option<Sku>,
+        last_id: Option<EventId>,
+        product: &Product,
+    ) -> Result<(Option<(EventId, SaleStage)>, SaleSubscription)> {
+        within(self.timeout, self.events.prepare(product, last_id)).await?;
+        Ok(self.events.subscribe(sku, last_id, product))
     }
 
     /// Returns the challenge of buyers, if one is configured.
@@ -244,6 +252,6 @@ fn record_stocks(view: &SaleView, outcomes: &[BuyOutcome]) {
         }
     }
     for (product, stock) in left {
-        view.record_stock(product, stock);
+        view.record_stock(product, stock, Origin::Here);
     }
 }
