@@ -40,6 +40,8 @@ const HISTORY_MAX: usize = 1_024;
 const SELLER_PUBLISHES_FOR: Duration = Duration::from_millis(100);
 /// The pause after the log could not be used.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+/// How often the log is read for a subscription because newer events have arrived before the reply.
+const READS_MAX: usize = 5;
 
 /// How a server has learned of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,15 +276,18 @@ impl EventRing {
         }
         let is_news = match sales.get_mut(&sku) {
             Some(sale) if sale.product == product => {
-                let is_news = !is_new || sale.published.is_before(&stage);
+                let is_news = !is_new || sale.is_news(&stage);
                 if is_news {
                     sale.record(stage);
                     sale.spend(usize::from(matches!(change, SaleChange::Stock(_))));
                 }
                 is_news
             }
-            Some(sale) => sale.product < product,
-            None => true,
+            Some(sale) if sale.product > product => false,
+            _ => {
+                sales.extend(TrackedSale::confirmed(product, stage).map(|sale| (sku.clone(), sale)));
+                true
+            }
         };
         if is_news {
             self.push(id, &sku, change);
@@ -304,23 +309,26 @@ impl EventRing {
     /// Prepares a subscription: reads the log as far as the caller has, and learns what it has told of the product.
     pub(crate) async fn prepare(&self, product: &Product, last_id: Option<EventId>) -> Result<()> {
         let Some(log) = &self.log else { return Ok(()) };
-        let is_prepared = || {
-            let is_tracked =
-                self.sales.lock().get(&product.sku).is_some_and(|sale| sale.product == product.id);
-            is_tracked
-                && self.was_read.load(Ordering::SeqCst)
-                && last_id.is_none_or(|id| id <= *self.latest_id.borrow())
+        let is_confirmed = || {
+            let sales = self.sales.lock();
+            self.was_read.load(Ordering::SeqCst)
+                && sales.get(&product.sku).is_some_and(|sale| sale.product == product.id && sale.is_confirmed)
         };
+        let is_prepared = || is_confirmed() && last_id.is_none_or(|id| id <= *self.latest_id.borrow());
         if is_prepared() {
             return Ok(());
         }
         let _turn = self.log_calls.lock().await;
-        if is_prepared() {
-            return Ok(());
-        }
         let stage = product.sale.stage();
         let sale = TrackedSale::new(product.id, product.sale.terms.initial_stock, stage);
-        self.call_log(&**log, &[sale.publication(&product.sku)]).await
+        for read in 0..READS_MAX {
+            // An id that no log has had is not waited for.
+            if is_prepared() || (read > 0 && is_confirmed()) {
+                break;
+            }
+            self.call_log(&**log, &[sale.publication(&product.sku)]).await?;
+        }
+        Ok(())
     }
 
     /// Subscribes to one sale, or to all. `last_id` is the last id that a reconnecting caller has received: the subscription

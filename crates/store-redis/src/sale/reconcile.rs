@@ -96,6 +96,13 @@ impl RedisSales {
         let Some(product) = self.shared.product(sku).await? else { return Ok(0) };
         Ok(self.shared.compare(&product, Duration::ZERO).await?.mismatches)
     }
+
+    /// Compares a sale that is over for the last time. Returns how many purchases differed, and how many still do after the
+    /// repair. Fails when Redis or the store does.
+    pub async fn reconcile_finally(&self, sku: &Sku) -> Result<(u64, u64)> {
+        let Some(product) = self.shared.product(sku).await? else { return Ok((0, 0)) };
+        self.shared.compare_finally(&product).await
+    }
 }
 
 impl SharedSales {
@@ -125,7 +132,8 @@ impl SharedSales {
     }
 
     /// Compares a sale that is over: nothing is on its way any more, and what still differs after the repair stays different.
-    async fn compare_finally(&self, product: &Product) -> Result<()> {
+    /// Returns how many purchases differed, and how many still do.
+    async fn compare_finally(&self, product: &Product) -> Result<(u64, u64)> {
         let mismatches = self.compare(product, IN_FLIGHT_FOR).await?.mismatches;
         let remaining =
             if mismatches == 0 { 0 } else { self.compare(product, Duration::ZERO).await?.mismatches };
@@ -136,7 +144,7 @@ impl SharedSales {
         } else {
             tracing::info!(sku = %product.sku, sold = product.sale.sold, "the final reconciliation of a sale found no difference");
         }
-        Ok(())
+        Ok((mismatches, remaining))
     }
 
     /// Compares one sale, repairs the differences, and returns how many purchases differed. Purchases in Redis that are younger

@@ -105,6 +105,32 @@ async fn reconciliation_repairs_both_sides_and_counts_the_differences() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_final_reconciliation_says_what_remains_after_the_repair() {
+    if RedisFixture::skipped() {
+        return;
+    }
+    let server = private_redis();
+    let h = RedisFixture::at(server.url()).await;
+    create_active(&h, "W", 3).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
+    h.wait_until_persisted().await;
+    h.clock().advance(Duration::from_secs(60));
+    let reconcile = async || h.sales.reconcile_finally(&sku("W")).await.expect("an answer");
+    assert_eq!(reconcile().await, (0, 0));
+    // The store has lost two purchases, and refuses one of them.
+    h.database
+        .execute(
+            "DELETE FROM purchases WHERE user_id IN ('a', 'b'); UPDATE products SET sold = 1;
+             ALTER TABLE purchases ADD CONSTRAINT refused CHECK (user_id <> 'a')",
+        )
+        .await;
+    assert_eq!(reconcile().await, (2, 1));
+    h.database.execute("ALTER TABLE purchases DROP CONSTRAINT refused").await;
+    assert_eq!(reconcile().await, (1, 0));
+    expect_books(&h, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_redis_is_down_nothing_is_sold_and_nothing_is_lost() {
     if RedisFixture::skipped() {
         return;
@@ -296,7 +322,7 @@ async fn the_log_follows_the_rule_and_every_reader_gets_the_same_events() {
             .map(|_| {
                 let product = ProductId(rng.i64(1..250));
                 let (from, to, stocks_max) = (random_stage(&mut rng), random_stage(&mut rng), rng.u32(..25));
-                Publication { sku: w(), product, from, to, initial_stock, stocks_max }
+                Publication { sku: sku("W"), product, from, to, initial_stock, stocks_max }
             })
             .collect();
         let page = h.sales.publish_events(&publications, None).await.expect("a page");

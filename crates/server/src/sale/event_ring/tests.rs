@@ -329,6 +329,25 @@ async fn a_client_continues_on_another_server_with_exactly_what_it_missed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_server_that_hears_of_a_sale_before_its_events_leaves_out_none_of_them() {
+    let log = SharedLog::new();
+    let (a, b) = (log.ring(), log.ring());
+    connect(&a, &active("W", 100), None).await;
+    b.read_log();
+    b.publish_due().await.unwrap();
+    let begin = latest(&b);
+    a.publish(&active("W", 98), START, Origin::Here);
+    a.publish_due().await.unwrap();
+    // What was sold is known here before the events that tell it, and nobody has asked for this sale before.
+    b.publish(&active("W", 98), SaleStage { stock: 99, ..START }, Origin::Elsewhere);
+    let events = log.0.lock().events.clone();
+    b.apply_logged(events);
+    let (initial, mut back) = connect(&b, &active("W", 98), Some(begin)).await;
+    assert_eq!((initial, received(&mut back)), (None, vec!["99".to_owned(), "98".to_owned()]));
+    assert_eq!(latest(&b), latest(&a));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_another_server_sells_is_published_by_it_or_after_a_moment_by_this_one() {
     let log = SharedLog::new();
     let ring = log.ring();

@@ -18,6 +18,8 @@ pub(super) struct TrackedSale {
     initial_stock: Stock,
     /// What listeners know: exactly what the events up to the latest have told.
     pub(super) published: SaleStage,
+    /// Whether `published` is from the events. Until then it is what this server knew, which the shared log may not have told.
+    pub(super) is_confirmed: bool,
     /// What they should know.
     target: SaleStage,
     /// When the target may be published, if it is not yet.
@@ -33,11 +35,23 @@ impl TrackedSale {
             product,
             initial_stock,
             published,
+            is_confirmed: false,
             target: published,
             ready_at: None,
             tokens: BURST,
             refilled_at: Instant::now(),
         }
+    }
+
+    /// Tracks a sale that an event has led to `published`. The first target brings the initial stock.
+    pub(super) fn confirmed(product: ProductId, published: SaleStage) -> Option<Self> {
+        let sale = Self::new(product, Stock::new(published.stock.max(1)).ok()?, published);
+        Some(Self { is_confirmed: true, ..sale })
+    }
+
+    /// Returns whether an event that leads to `stage` tells listeners anything.
+    pub(super) fn is_news(&self, stage: &SaleStage) -> bool {
+        !self.is_confirmed || self.published.is_before(stage)
     }
 
     /// Sets what listeners should know, `ready_at` if they do not know it by then.
@@ -55,7 +69,7 @@ impl TrackedSale {
 
     /// Records what the events have told.
     pub(super) fn record(&mut self, published: SaleStage) {
-        self.published = published;
+        (self.published, self.is_confirmed) = (published, true);
         if !published.is_before(&self.target) {
             self.ready_at = None;
         }
