@@ -8,11 +8,11 @@ use weir_testkit::http::Client;
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::Weir;
 use weir_testkit::proxy::Proxy;
-use weir_testkit::redis::{Options, Server};
+use weir_testkit::redis::{Options, Reply, Server};
 use weir_testkit::{skip, wait};
 
 use super::fixtures::{Event, Listener, buy, create_active, create_soon, wait_for_state};
-use crate::fixtures::{TEST_TIMEOUT, operator, weir};
+use crate::fixtures::{TEST_TIMEOUT, audit, operator, weir};
 
 /// Two servers on one Redis; the far one reaches it through a proxy.
 struct ServerPair {
@@ -107,6 +107,43 @@ async fn an_idle_sale_with_a_subscriber_hardly_loads_redis() {
         tokio::time::sleep(Duration::from_secs(4)).await;
         // Polling ten times a second would be at least forty.
         pair.script_calls().await - before <= 24
+    })
+    .await;
+}
+
+/// How the version before sells. Its KEYS and ARGV are in the file.
+const SELL_BEFORE: &str = include_str!("version_before/sale_buy.lua");
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_the_version_before_may_sell_beside_this_one() {
+    if skip("postgres") || skip("redis") {
+        return;
+    }
+    let pair = ServerPair::start().await;
+    let mut far = pair.listener(40).await;
+    let mut near = Listener::connect(pair.near.addr(), "?sku=W", None).await;
+    let sell = async |buyer: &str| {
+        let reply = pair.redis.command(&["EVAL", SELL_BEFORE, "1", "sale:{W}", "", "1", buyer]).await;
+        let Reply::List(sales) = reply else { panic!("a list of sales: {reply:?}") };
+        let [Reply::List(sale)] = &sales[..] else { panic!("one sale: {sales:?}") };
+        sale.last().expect("an outcome").integer()
+    };
+    for n in 0..6 {
+        if n % 2 == 0 {
+            assert_eq!(sell(&format!("a{n}")).await, n + 1, "the number of the purchase");
+        } else {
+            assert!(buy(&pair.client(), "W", &format!("a{n}")).await.is_ok());
+        }
+    }
+    assert_eq!(buy(&pair.client(), "W", "a0").await, Err("ALREADY_PURCHASED".to_owned()));
+    assert_eq!(sell("a1").await, 0, "it has one already");
+    let (on_near, on_far) = (read_until(&mut near, 34).await, read_until(&mut far, 34).await);
+    assert_eq!(on_near, on_far, "the events of all purchases, with the same ids");
+    let stocks: Vec<u64> = on_near.iter().filter_map(|event| event.data["stock"].as_u64()).collect();
+    assert_eq!(stocks, (34..40).rev().collect::<Vec<_>>());
+    wait::until("all purchases are recorded", TEST_TIMEOUT * 2, async || {
+        let audit = audit(&operator(&pair.near)).await;
+        audit["ok"] == true && audit["sale"]["items"][0]["persisted"] == 6
     })
     .await;
 }
