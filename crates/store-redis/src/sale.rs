@@ -6,6 +6,7 @@
 //! sold and that are not recorded yet, and records them itself within a moment, so a Redis that loses its data loses no
 //! purchase that a living server has answered. Before a running sale is opened again, every server gets the time to do that.
 
+mod attempts;
 mod dead_letter;
 mod event_log;
 mod events;
@@ -35,6 +36,7 @@ use weir_store::sale::{
 };
 use weir_store::{Batch, Error, Result};
 
+pub use self::attempts::RedisAttempts;
 use self::reply::{BuyReply, PeekedSale};
 use self::unrecorded::UnrecordedPurchases;
 use crate::ENGINE;
@@ -208,10 +210,11 @@ impl SharedSales {
         batch: &[Buy],
         groups: &[(Sku, Vec<usize>)],
     ) -> Result<Vec<Option<Vec<BuyOutcome>>>> {
+        let is_cluster = self.redis.is_cluster();
         let calls: Vec<KeyCall> = groups
             .iter()
             .map(|(sku, indices)| {
-                let buyers = indices.iter().map(|index| batch[*index].buyer.to_string());
+                let buyers = indices.iter().flat_map(|index| attempts::arguments(&batch[*index], is_cluster));
                 sale_call(sku, std::iter::once(indices.len().to_string()).chain(buyers).collect())
             })
             .collect();

@@ -25,6 +25,7 @@ pub(crate) enum Script {
     SaleExtend,
     SaleLog,
     SaleUnlog,
+    SaleAttempt,
 }
 
 /// A script that trusts only data written under the present `run`, which `trust.lua` defines.
@@ -34,7 +35,7 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 21]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 22]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
@@ -45,7 +46,11 @@ static SCRIPTS: LazyLock<[redis::Script; 21]> = LazyLock::new(|| {
         include_str!("scripts/request_cache.lua"),
         include_str!("scripts/request_invalidate.lua"),
         include_str!("scripts/tier.lua"),
-        with_run!("sale_buy.lua"),
+        concat!(
+            include_str!("scripts/trust.lua"),
+            include_str!("scripts/throttle.lua"),
+            include_str!("scripts/sale_buy.lua")
+        ),
         with_run!("sale_open.lua"),
         with_run!("sale_peek.lua"),
         with_run!("sale_find.lua"),
@@ -57,6 +62,7 @@ static SCRIPTS: LazyLock<[redis::Script; 21]> = LazyLock::new(|| {
         with_run!("sale_extend.lua"),
         with_run!("sale_log.lua"),
         include_str!("scripts/sale_unlog.lua"),
+        concat!(include_str!("scripts/throttle.lua"), include_str!("scripts/sale_attempt.lua")),
     ]
     .map(redis::Script::new)
 });
@@ -90,6 +96,7 @@ impl Script {
             Self::SaleExtend => "sale_extend",
             Self::SaleLog => "sale_log",
             Self::SaleUnlog => "sale_unlog",
+            Self::SaleAttempt => "sale_attempt",
         }
     }
 }

@@ -6,6 +6,7 @@
 mod event_log;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
@@ -16,6 +17,7 @@ use weir_core::sale::{
 use weir_core::{Timestamp, UserId};
 
 pub use self::event_log::{EventId, EventIdError, EventPage, LoggedEvent, Publication};
+use crate::throttle::AddressLimit;
 use crate::{Batch, Error, Result};
 
 /// The most sales that are not over in a [`SaleSnapshot`]; running ones come first.
@@ -76,6 +78,23 @@ pub enum DeleteOutcome {
 pub struct Buy {
     pub sku: Sku,
     pub buyer: UserId,
+    pub limits: AttemptLimits,
+}
+
+/// The limits by which a store that several servers share counts an attempt to buy before it decides it. Other stores count
+/// nothing: then the throttles of each server are all there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttemptLimits {
+    /// Attempts of the buyer in any second; 0 is no limit.
+    pub user_per_second: u32,
+    pub address: Option<AddressLimit>,
+}
+
+/// Who has made too many attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThrottledBy {
+    User,
+    Address,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +107,11 @@ pub enum BuyOutcome {
     },
     Refused(PurchaseRefusal),
     UnknownSku,
+    /// The attempt is one too many on all servers together. Nothing was decided.
+    Throttled {
+        by: ThrottledBy,
+        retry_after: Duration,
+    },
 }
 
 /// A purchase as tables store it.
@@ -298,7 +322,7 @@ pub fn plan_purchases<E>(
     let mut plan = BuyPlan::default();
     let mut changed: BTreeMap<ProductId, (u32, SaleState)> = BTreeMap::new();
     let mut bought: HashSet<(ProductId, &UserId)> = HashSet::new();
-    for Buy { sku, buyer } in batch {
+    for Buy { sku, buyer, .. } in batch {
         let Some(product) = products.get_mut(sku.as_str()) else {
             plan.outcomes.push(BuyOutcome::UnknownSku);
             continue;
