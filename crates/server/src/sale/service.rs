@@ -15,9 +15,11 @@ use weir_store::sale::{
 use weir_store::throttle::{Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 
+use super::anomalies::Anomalies;
 use super::challenge::Challenge;
 use super::event_ring::EventRing;
 use super::metrics::SaleMetrics;
+use super::page::SalePage;
 use super::view::{Lookup, SaleView};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
@@ -30,6 +32,8 @@ pub struct SaleService {
     events: Arc<EventRing>,
     throttle: Option<Arc<dyn Throttle>>,
     challenge: Option<Challenge>,
+    anomalies: Anomalies,
+    page: SalePage,
     allow_reset: bool,
     timeout: Duration,
     metrics: SaleMetrics,
@@ -64,9 +68,23 @@ impl SaleService {
         let per_second = settings.sale.user_per_second;
         let throttle = engines.throttle(per_second, per_second);
         let challenge = Challenge::new(&settings.sale, &metrics.sale);
+        let page = SalePage::new(&settings.sale);
+        let anomalies = Anomalies::new(Arc::clone(&engines.store.wall_clock), metrics.sale.clone());
         let (timeout, metrics) = (settings.http.timeout, metrics.sale.clone());
         let allow_reset = settings.sale.allow_reset;
-        Self { store, lanes, view, events, throttle, challenge, allow_reset, timeout, metrics }
+        Self {
+            store,
+            lanes,
+            view,
+            events,
+            throttle,
+            challenge,
+            anomalies,
+            page,
+            allow_reset,
+            timeout,
+            metrics,
+        }
     }
 
     /// Starts the tasks that update the view and publish its changes, until the server stops.
@@ -100,6 +118,17 @@ impl SaleService {
     #[must_use]
     pub const fn challenge(&self) -> Option<&Challenge> {
         self.challenge.as_ref()
+    }
+
+    /// Returns the anomalies in attempts to buy.
+    #[must_use]
+    pub const fn anomalies(&self) -> &Anomalies {
+        &self.anomalies
+    }
+
+    #[must_use]
+    pub(crate) const fn page(&self) -> &SalePage {
+        &self.page
     }
 
     /// Counts a buyer's attempt against the throttle. Returns `None` if no limit is configured.
