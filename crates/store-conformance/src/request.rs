@@ -153,6 +153,7 @@ macro_rules! request_suite {
                 a_worker_that_is_calling_an_erased_request_loses_it,
                 what_is_submitted_after_an_erasure_began_stays,
                 an_erasure_says_at_its_end_how_many_requests_it_erased,
+                an_erasure_can_be_passed_over,
                 dead_webhooks_of_erased_requests_are_discarded,
             ],
             dead: [

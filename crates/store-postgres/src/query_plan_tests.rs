@@ -283,7 +283,11 @@ fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
             return Err(format!("{} is read again for every row", again["Node Type"]));
         }
     }
-    children.iter().try_for_each(|child| examine(child, is_limited))
+    // A limit ends what its own rows are read from, and not what is evaluated for each of them.
+    let is_source = |child: &Value| {
+        child["Parent Relationship"] != "SubPlan" && child["Parent Relationship"] != "InitPlan"
+    };
+    children.iter().try_for_each(|child| examine(child, is_limited && is_source(child)))
 }
 
 /// Returns the node that a node reads first, beside what is evaluated once before.

@@ -231,8 +231,8 @@ impl RequestStore for Postgres {
         tenants::begin_erasure(self, tenant, count_max).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
-        tenants::erase_some(self, limit).await
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
+        tenants::erase_some(self, limit, passed_over).await
     }
 
     async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {

@@ -236,8 +236,8 @@ impl RequestStore for RedisRequests {
         self.store.begin_erasure(tenant, count_max).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
-        let erased = self.store.erase_some(limit).await?;
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
+        let erased = self.store.erase_some(limit, passed_over).await?;
         self.invalidate(erased.iter().flat_map(|batch| batch.requests.iter().copied())).await;
         Ok(erased)
     }

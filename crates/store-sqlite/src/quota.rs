@@ -228,7 +228,7 @@ fn send_chunk(
     }
     let before = broker.is_some().then(|| rows.clone());
     let mut records = send_keys::find(connection, chunk)?;
-    let mut plan = plan_sends(chunk, &mut rows, &mut records, now, random_bytes);
+    let mut plan = plan_sends(chunk, &mut rows, &mut records, broker.is_some(), now, random_bytes);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));

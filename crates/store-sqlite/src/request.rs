@@ -310,12 +310,12 @@ impl RequestStore for Sqlite {
         self.read(move |connection| tenants::count(connection, &tenant, count_max)).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
         // A read connection checks first, so that the writer is not disturbed while there is nothing to erase.
-        if self.read(tenants::next_erasure).await?.is_none() {
+        if self.read(move |connection| tenants::next_erasure(connection, passed_over)).await?.is_none() {
             return Ok(None);
         }
-        let mut erase = tenants::EraseJob::new(limit);
+        let mut erase = tenants::EraseJob::new(limit, passed_over);
         let erase =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
                 erase.run_turn(connection, &mut state.idempotency, turn)

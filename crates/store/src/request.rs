@@ -508,11 +508,11 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Begins to erase what a tenant has submitted until now, whatever its state. Returns how many requests there are; counts at
     /// most `count_max`.
     async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64>;
-    /// Erases up to `limit` requests of a tenant whose erasure has begun, with their jobs and dead letters; then, up to `limit` at
-    /// a time, the idempotency keys from before it began and the dead webhooks of requests that are gone. Workers that are calling
-    /// the requests lose them, and webhooks that wait find nothing to send. Returns `None` if nothing is to be erased, or another
-    /// server is at it.
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>>;
+    /// Erases up to `limit` requests of a tenant whose erasure has begun, with their jobs, dead letters and dead webhooks; then, up
+    /// to `limit` at a time, the idempotency keys from before it began. Workers that are calling the requests lose them, and
+    /// webhooks that wait find nothing to send. The tenant is the one whose erasure began first, after `passed_over` others.
+    /// Returns `None` if nothing is to be erased, or another server is at it.
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>>;
 
     /// The limits that operators have set for tenants.
     async fn tenant_limits(&self) -> Result<Vec<TenantLimit>>;

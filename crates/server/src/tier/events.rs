@@ -329,7 +329,7 @@ impl PurgeFailed<'_> {
     }
 }
 
-/// Permits were taken, but another policy denied, and the store did not delete them.
+/// Permits were taken that no caller has, and the store did not delete them.
 pub(super) struct PermitsNotVoided<'a> {
     pub(super) error: &'a Error,
 }
@@ -338,7 +338,20 @@ impl PermitsNotVoided<'_> {
     pub(super) fn emit(self) {
         tracing::warn!(
             error = %self.error.with_causes(),
-            "cannot delete the permits of a check that was denied; they stay in use until their time is over"
+            "cannot delete the permits of checks that were denied or not answered; they stay in use until the store answers, or \
+             their time is over"
+        );
+    }
+}
+
+/// Too many permits that no caller has wait to be deleted.
+pub(super) struct PermitsLeft;
+
+impl PermitsLeft {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            "too many permits of checks that were not answered wait to be deleted; those of one more stay in use until their \
+             time is over"
         );
     }
 }

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod deferred;
+mod erasure;
 mod fixtures;
 mod hashing;
 mod locked_windows;
@@ -9,5 +10,6 @@ mod pack;
 mod record_sent;
 mod round_trips;
 mod save_failures;
+mod send_keys;
 mod turns;
 mod version_before;

@@ -94,10 +94,12 @@ impl DownstreamSettings {
 
     /// Sets the field that a table has.
     fn set(&mut self, name: &str, field: &str, text: &str) -> Result<(), SettingError> {
-        let wrong = |allowed: &str| SettingError::new(format!("{TABLES}.{name}.{field}"), text, allowed);
+        let setting = || format!("{TABLES}.{name}.{field}");
+        let wrong = |allowed: &str| SettingError::new(setting(), text, allowed);
         let span = || duration(text).ok_or_else(|| wrong(SPAN));
         match field {
-            "url" => self.url = Some(http_url(text).ok_or_else(|| wrong(URL))?),
+            // Credentials may be in it.
+            "url" => self.url = Some(http_url(text).ok_or_else(|| SettingError::secret(setting(), URL))?),
             "types" => self.types = Some(types(text).ok_or_else(|| wrong(TYPES))?),
             "per_second" => self.per_second = Some(per_second(text).ok_or_else(|| wrong(CALLS))?),
             "concurrency" => {
@@ -109,7 +111,8 @@ impl DownstreamSettings {
             "sslrootcert" => {
                 self.sslrootcert = certificates_file(text).ok_or_else(|| wrong(CERTIFICATES))?;
             }
-            _ => return Err(wrong(FIELDS)),
+            // A header in the wrong table may be a credential.
+            _ => return Err(SettingError::secret(setting(), FIELDS)),
         }
         Ok(())
     }
@@ -279,6 +282,20 @@ mod tests {
                 format!("[request.downstreams.pay]\nurl = \"http://127.0.0.1:1/\"\nheaders = {{ {wrong} }}");
             let sentence = read(&file, environment).unwrap_err().to_string();
             assert!(sentence.contains("request.downstreams.pay.headers."), "{sentence}");
+            assert!(!sentence.contains("s3cret"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn fields_in_the_wrong_place_and_wrong_urls_are_not_shown() {
+        for (wrong, field) in [
+            ("url = \"http://127.0.0.1:1/\"\nauthorization = \"Bearer s3cret\"", "authorization"),
+            ("url = \"ftp://user:s3cret@127.0.0.1/\"", "url"),
+            ("url = \"http:// user:s3cret@127.0.0.1/\"", "url"),
+        ] {
+            let file = format!("[request.downstreams.pay]\n{wrong}");
+            let sentence = read(&file, &[]).unwrap_err().to_string();
+            assert!(sentence.contains(&format!("request.downstreams.pay.{field}")), "{sentence}");
             assert!(!sentence.contains("s3cret"), "{sentence}");
         }
     }
