@@ -1,20 +1,16 @@
-//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files are embedded in the binary if they
-//! existed when it was built. Otherwise a small page explains how to build them.
+//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files, and the policy that they run under, are
+//! those of `page.rs`. A binary without them serves a small page that explains how to build them.
 
-use axum::extract::RawQuery;
+use std::sync::Arc;
+
+use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY};
 use http::{HeaderName, StatusCode};
 
+use crate::app::App;
 use crate::http::extract::PathParam;
-
-/// Paths below `web/dist`, and contents, in order of path.
-const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
-const MISSING: &str = include_str!("../../../assets/no-sale-page.html");
-
-/// Everything is loaded from this server, and no string is executed as code.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+use crate::sale::page::PageFile;
 
 const REVALIDATE: &str = "no-cache";
 /// For files whose names change with their contents.
@@ -50,8 +46,8 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     tag = "sale",
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
-pub(crate) async fn get_page() -> Response {
-    file("index.html").unwrap_or_else(|| respond("index.html", REVALIDATE, MISSING.as_bytes()))
+pub(crate) async fn get_page(State(app): State<Arc<App>>) -> Response {
+    respond(app.sale.page().index())
 }
 
 /// Get a file of the sale page.
@@ -67,8 +63,9 @@ pub(crate) async fn get_page() -> Response {
         (status = 404, description = "There is no such file."),
     ),
 )]
-pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
-    name.ok().and_then(|name| file(&name)).unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
+pub(crate) async fn get_page_file(PathParam(name): PathParam, State(app): State<Arc<App>>) -> Response {
+    let file = name.ok().and_then(|name| app.sale.page().file(&name));
+    file.map_or_else(|| StatusCode::NOT_FOUND.into_response(), respond)
 }
 
 /// Get an asset of the sale page.
@@ -88,27 +85,20 @@ pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
         (status = 404, description = "There is no such file."),
     ),
 )]
-pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
-    name.ok()
-        .and_then(|name| file(&format!("assets/{name}")))
-        .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
+pub(crate) async fn get_page_asset(PathParam(name): PathParam, State(app): State<Arc<App>>) -> Response {
+    let file = name.ok().and_then(|name| app.sale.page().file(&format!("assets/{name}")));
+    file.map_or_else(|| StatusCode::NOT_FOUND.into_response(), respond)
 }
 
-fn file(name: &str) -> Option<Response> {
-    let index = FILES.binary_search_by_key(&name, |(name, _)| name).ok()?;
-    let (name, content) = FILES.get(index)?;
-    let caching = if name.starts_with("assets/") { FOR_EVER } else { REVALIDATE };
-    Some(respond(name, caching, content))
-}
-
-fn respond(name: &str, caching: &'static str, content: &'static [u8]) -> Response {
+fn respond(file: PageFile<'_>) -> Response {
+    let caching = if file.name.starts_with("assets/") { FOR_EVER } else { REVALIDATE };
     let headers: [(HeaderName, &str); 4] = [
-        (CONTENT_TYPE, content_type(name)),
+        (CONTENT_TYPE, content_type(file.name)),
         (CACHE_CONTROL, caching),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (REFERRER_POLICY, "no-referrer"),
+        (CONTENT_SECURITY_POLICY, file.policy),
+        (REFERRER_POLICY, file.referrer),
     ];
-    (headers, content).into_response()
+    (headers, file.content).into_response()
 }
 
 fn content_type(name: &str) -> &'static str {
@@ -124,17 +114,12 @@ fn content_type(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sale::page::FILES;
 
     #[test]
-    fn files_are_found_only_by_their_exact_names() {
-        assert!(FILES.is_sorted_by_key(|(name, _)| name));
+    fn every_file_has_a_type() {
         for (name, content) in FILES {
-            let found = file(name).unwrap();
-            assert_eq!(found.headers()[CONTENT_SECURITY_POLICY], POLICY);
             assert!(!content.is_empty() && content_type(name) != "application/octet-stream", "{name}");
-        }
-        for other in ["", "../Cargo.toml", "assets/", "assets/../index.html", "/index.html", "INDEX.HTML"] {
-            assert!(file(other).is_none(), "{other}");
         }
     }
 }
