@@ -12,6 +12,7 @@ mod clock;
 mod connections;
 mod contract;
 mod crash;
+mod dashboards;
 mod dead_letters;
 mod deploy;
 mod documentation;
