@@ -38,7 +38,7 @@ fn compose_variables() -> BTreeSet<&'static str> {
     names.filter_map(|rest| Some(rest.split_once(":-")?.0)).collect()
 }
 
-fn image_environment() -> BTreeMap<String, String> {
+pub(crate) fn image_environment() -> BTreeMap<String, String> {
     compose::image_environment(DOCKERFILE)
 }
 

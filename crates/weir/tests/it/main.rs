@@ -26,6 +26,7 @@ mod https;
 mod jwks;
 mod kafka;
 mod kafka_security;
+mod kubernetes;
 mod operations;
 mod otlp;
 mod outage;
