@@ -7,6 +7,7 @@ use weir_server::settings::Settings;
 use weir_server::settings::log::LogFormat;
 use weir_server::settings::source::{Sources, flatten_toml};
 use weir_server::settings::store::EngineChoice;
+use weir_testkit::stack::compose;
 
 use crate::dashboards::assert_queries_can_be_asked;
 use crate::deploy::image_environment;
@@ -24,10 +25,7 @@ fn read(path: &str) -> String {
 /// Returns the settings of a role: the secret's variables and its own, then those of the image, then the file.
 fn settings(role: &str) -> Settings {
     let mut environment = image_environment();
-    let secret = read("secret.env.example");
-    let variables =
-        secret.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
-    environment.extend(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    environment.extend(compose::environment_file(&directory().join("secret.env.example")));
     environment.insert("WEIR_ROLES".to_owned(), role.to_owned());
     environment.retain(|name, _| name.starts_with("WEIR_"));
     let path = directory().join("base/weir.toml");
