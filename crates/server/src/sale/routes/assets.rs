@@ -3,22 +3,13 @@
 
 use axum::extract::RawQuery;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY};
-use http::{HeaderName, StatusCode};
+use http::StatusCode;
+use http::header::LOCATION;
 
 use crate::http::extract::PathParam;
+use crate::http::page_files;
 
-/// Paths below `web/dist`, and contents, in order of path.
-const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
 const MISSING: &str = include_str!("../../../assets/no-sale-page.html");
-
-/// Everything is loaded from this server, and no string is executed as code.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
-
-const REVALIDATE: &str = "no-cache";
-/// For files whose names change with their contents.
-const FOR_EVER: &str = "public, max-age=31536000, immutable";
 
 /// Be redirected to the sale page.
 ///
@@ -51,7 +42,7 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
 pub(crate) async fn get_page() -> Response {
-    file("index.html").unwrap_or_else(|| respond("index.html", REVALIDATE, MISSING.as_bytes()))
+    page_files::find("index.html").unwrap_or_else(|| page_files::html(MISSING))
 }
 
 /// Get a file of the sale page.
@@ -68,7 +59,9 @@ pub(crate) async fn get_page() -> Response {
     ),
 )]
 pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
-    name.ok().and_then(|name| file(&name)).unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
+    name.ok()
+        .and_then(|name| page_files::find(&name))
+        .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }
 
 /// Get an asset of the sale page.
@@ -90,51 +83,6 @@ pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
 )]
 pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
     name.ok()
-        .and_then(|name| file(&format!("assets/{name}")))
+        .and_then(|name| page_files::find(&format!("assets/{name}")))
         .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
-}
-
-fn file(name: &str) -> Option<Response> {
-    let index = FILES.binary_search_by_key(&name, |(name, _)| name).ok()?;
-    let (name, content) = FILES.get(index)?;
-    let caching = if name.starts_with("assets/") { FOR_EVER } else { REVALIDATE };
-    Some(respond(name, caching, content))
-}
-
-fn respond(name: &str, caching: &'static str, content: &'static [u8]) -> Response {
-    let headers: [(HeaderName, &str); 4] = [
-        (CONTENT_TYPE, content_type(name)),
-        (CACHE_CONTROL, caching),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (REFERRER_POLICY, "no-referrer"),
-    ];
-    (headers, content).into_response()
-}
-
-fn content_type(name: &str) -> &'static str {
-    match name.rsplit('.').next() {
-        Some("html") => "text/html; charset=utf-8",
-        Some("js") => "text/javascript; charset=utf-8",
-        Some("css") => "text/css; charset=utf-8",
-        Some("svg") => "image/svg+xml",
-        _ => "application/octet-stream",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_found_only_by_their_exact_names() {
-        assert!(FILES.is_sorted_by_key(|(name, _)| name));
-        for (name, content) in FILES {
-            let found = file(name).unwrap();
-            assert_eq!(found.headers()[CONTENT_SECURITY_POLICY], POLICY);
-            assert!(!content.is_empty() && content_type(name) != "application/octet-stream", "{name}");
-        }
-        for other in ["", "../Cargo.toml", "assets/", "assets/../index.html", "/index.html", "INDEX.HTML"] {
-            assert!(file(other).is_none(), "{other}");
-        }
-    }
 }

@@ -137,6 +137,9 @@ impl TierService {
         let taken = taken.inspect_err(|_| {
             self.metrics.check_failed.inc();
         })?;
+        if !options.peek {
+            self.remember_checks(asks, &taken);
+        }
         let results = asks.iter().zip(&taken.each);
         let is_shadow_denied = |(ask, (decision, _)): &(&LimitCheck<'_>, &(Decision, LimitUsage))| {
             ask.policy.spec.shadow && !decision.is_allowed()
