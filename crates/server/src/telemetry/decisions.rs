@@ -113,7 +113,7 @@ mod tests {
             for micros in &micros {
                 counts[bucket_of(Duration::from_micros(*micros))] += 1;
             }
-            let mut sorted = micros.clone();
+            let mut sorted = micros;
             sorted.sort_unstable();
             let rank = (sorted.len() as u64 * share).div_ceil(100).max(1);
             let exact = sorted[usize::try_from(rank - 1).unwrap()];

@@ -262,9 +262,8 @@ impl Metrics {
     /// How many commands each capability's lanes last left waiting, in the same order.
     pub(crate) fn waiting(&self) -> [u64; CAPABILITIES.len()] {
         LANES.map(|names| {
-            let depth =
-                |lane: &&'static str| self.lane_depth.get_or_create(&LaneLabels { lane: *lane }).get();
-            names.iter().map(depth).map(|depth| u64::try_from(depth).unwrap_or(0)).sum()
+            let depth = |lane: &'static str| self.lane_depth.get_or_create(&LaneLabels { lane }).get();
+            names.iter().copied().map(depth).map(|depth| u64::try_from(depth).unwrap_or(0)).sum()
         })
     }
 
