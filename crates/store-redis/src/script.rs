@@ -7,6 +7,7 @@ pub(crate) enum Script {
     QuotaSpend,
     QuotaInstall,
     QuotaRelease,
+    QuotaReturned,
     QuotaPeek,
     QuotaForget,
     RequestRead,
@@ -32,11 +33,12 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 20]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
         with_run!("quota_release.lua"),
+        with_run!("quota_returned.lua"),
         with_run!("quota_peek.lua"),
         with_run!("quota_forget.lua"),
         include_str!("scripts/request_read.lua"),
@@ -68,6 +70,7 @@ impl Script {
             Self::QuotaSpend => "quota_spend",
             Self::QuotaInstall => "quota_install",
             Self::QuotaRelease => "quota_release",
+            Self::QuotaReturned => "quota_returned",
             Self::QuotaPeek => "quota_peek",
             Self::QuotaForget => "quota_forget",
             Self::RequestRead => "request_read",

@@ -1,8 +1,8 @@
 //! Lanes: concurrent single calls become batches, with no added wait.
 //!
-//! Quota, slot, request and sale have a set of lanes each (`start_lanes` in `server/src/<capability>/service.rs`), tier has
-//! lanes only where Redis decides: one, or 16 on a cluster, with bounds of their own (`store-redis/src/tier/batch.rs`). A set has
-//! one lane on SQLite and `lane.postgres_lanes` on Postgres (`server/src/engines/store.rs`). Bulk loads of slots use none.
+//! Quota, slot, request and sale have a set of lanes each (`start_lanes` in `server/src/<capability>/service.rs`), and tier has
+//! one for permits (`permit`), which are in the store. What Redis decides for tier has lanes of its own, one or on a cluster 16,
+//! with bounds of their own (`store-redis/src/tier/batch.rs`). A set has one lane on SQLite and `lane.postgres_lanes` on Postgres (`server/src/engines/store.rs`). Bulk loads of slots use none.
 //! Bounds: `lane.capacity` calls wait in a lane, `lane.batch_max` are in a batch, and a call waits at most `http.timeout`.
 //!
 //! Each lane has one batch in flight, or a few (see [`LaneSettings::in_flight`]); calls that arrive meanwhile form the next
@@ -121,7 +121,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
             .zip(runtimes.iter().cycle())
             .map(|(_, runtime)| {
                 let lane = Arc::new(Lane::new(name, settings, metrics.clone()));
-                let worker = Worker { lane: Arc::clone(&lane), settings, run: run.clone() };
+                let worker = LaneWorker { lane: Arc::clone(&lane), settings, run: run.clone() };
                 workers.spawn_on(worker.work(closing.clone()), runtime);
                 lane
             })
@@ -187,13 +187,13 @@ impl<C> fmt::Debug for Batch<C> {
 }
 
 /// Offers the batches of one lane to the engine and answers the callers.
-struct Worker<C, R, F> {
+struct LaneWorker<C, R, F> {
     lane: Arc<Lane<C, R>>,
     settings: LaneSettings,
     run: F,
 }
 
-impl<C, R, F, Fut> Worker<C, R, F>
+impl<C, R, F, Fut> LaneWorker<C, R, F>
 where
     C: Send + 'static,
     R: Send + 'static,

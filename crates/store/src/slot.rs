@@ -76,7 +76,7 @@ pub enum AssignOutcome {
     Existing(Slot),
     /// The config does not exist or was deactivated.
     UnknownConfig,
-    /// All windows within the headroom are full.
+    /// All windows up to the end of time are full.
     Exhausted,
     /// The windows of the config are being recounted and nothing was done. Submit the returned command again after
     /// [`SlotStore::wait_for_recount`].
@@ -90,7 +90,7 @@ pub enum MoveOutcome {
     UnknownEvent,
     /// The slot's config was deactivated; the slot is unchanged.
     UnknownConfig(ConfigName),
-    /// All windows within the headroom are full; the slot is unchanged.
+    /// All windows up to the end of time are full; the slot is unchanged.
     Exhausted,
 }
 

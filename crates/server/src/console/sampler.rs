@@ -14,8 +14,8 @@ use super::live::{EngineState, LiveSample, PER_CAPABILITY, named};
 use crate::app::App;
 use crate::operations::metrics::{BacklogCounts, shown_name};
 use crate::operations::readiness::Deployment;
-use crate::request::metrics::DownstreamLabels;
 use crate::telemetry::decisions::{CAPABILITIES, DecisionTotals, LatencyCounts, quantile_us};
+use crate::telemetry::labels::DownstreamLabels;
 use crate::telemetry::near_limits::NearLimit;
 
 const STEP: Duration = Duration::from_secs(1);

@@ -68,7 +68,7 @@ impl QuotaMetrics {
 
     pub(crate) fn register(&self, r: &mut Registry) {
         r.register("quota_sends", "Calls of /api/send by outcome", self.sends.clone());
-        let forgotten = "Users removed from the denial cache because their limits changed, on any server";
+        let forgotten = "Hashes deleted in Redis because the limits of their users changed, on any server";
         r.register("quota_cache_forgotten", forgotten, self.cache.forgotten.clone());
         let purged = "Idempotency keys of sends that were deleted when they had expired";
         r.register("quota_keys_purged", purged, self.keys_purged.clone());

@@ -11,6 +11,7 @@ use weir_store::limit_changes::LimitChange;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store::{Error, Lanes, Result};
 
+use super::events::{SendDecided, SendDeniedFromCache};
 use super::metrics::QuotaMetrics;
 use super::send_keys::{HashKeySource, send_key};
 use crate::engines::{Engines, within};
@@ -92,7 +93,7 @@ impl QuotaService {
     /// Decides one send. Fails when the lane is full or the store does not answer in time.
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
         if let Some(denied) = self.denials.get(&send.user) {
-            self.metrics.denied_from_cache.inc();
+            SendDeniedFromCache.emit(&self.metrics);
             self.remember(&send.user, &denied);
             return Ok(denied);
         }
@@ -107,7 +108,7 @@ impl QuotaService {
     }
 
     fn record(&self, user: &UserId, outcome: &Result<SendOutcome>) {
-        self.metrics.record_send(outcome);
+        SendDecided { outcome }.emit(&self.metrics);
         if let Ok(outcome) = outcome {
             self.remember(user, outcome);
         }

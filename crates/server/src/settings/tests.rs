@@ -65,7 +65,8 @@ fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     auth::AuthSettings::read(reader, &process).unwrap();
     http::HttpSettings::read(reader).unwrap();
     tls::TlsSettings::read(reader).unwrap();
-    lane::LaneSettings::read(reader).unwrap();
+    audit::AuditSettings::read(reader).unwrap();
+    lane::LaneLimits::read(reader).unwrap();
     SenderSettings::read(reader).unwrap();
     RequestSettings::read(reader).unwrap();
     SlotSettings::read(reader).unwrap();
@@ -74,6 +75,7 @@ fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     SaleSettings::read(reader, process::is_loopback(process.listen)).unwrap();
     edge::EdgeSettings::read(reader).unwrap();
     log::LogSettings::read(reader).unwrap();
+    traces::TraceSettings::read(reader).unwrap();
     reader.known().collect()
 }
 

@@ -255,8 +255,8 @@ const FORECAST_MAX: u64 = 1_000_000_000;
             status = 503,
             description = "No slot could be assigned. Wait `Retry-After` seconds and send the same event again: if the \
                 first call did succeed, the response is the slot that it assigned. `SLOTS_EXHAUSTED` means \
-                that every window within the headroom is full; `DEPENDENCY_UNAVAILABLE` that the store did \
-                not answer in time, other calls locked the windows for too long, too many calls are waiting, or \
+                that every window up to the end of time is full; `DEPENDENCY_UNAVAILABLE` that the store did \
+                not answer in time, other calls locked all windows of the headroom for too long, too many calls are waiting, or \
                 the server is shutting down. `/health` says which engine is down.",
         ),
     ),
@@ -388,9 +388,9 @@ pub(crate) async fn get_slot(
         (
             status = 503,
             description = "The event was not moved, or it is unknown whether it was: the message says which. Wait `Retry-After` \
-                seconds and send the call again. `SLOTS_EXHAUSTED` means that every window within the headroom is full; \
-                `DEPENDENCY_UNAVAILABLE` that the store did not answer in time, other calls locked the windows for too \
-                long, or the server is shutting down.",
+                seconds and send the call again. `SLOTS_EXHAUSTED` means that every window up to the end of time is full; \
+                `DEPENDENCY_UNAVAILABLE` that the store did not answer in time, other calls locked all windows of the \
+                headroom for too long, or the server is shutting down.",
         ),
     ),
 )]
@@ -588,7 +588,7 @@ pub(crate) fn unknown_config(name: &ConfigName) -> ApiError {
 }
 
 pub(crate) fn exhausted() -> ApiError {
-    let message = "Every window within the headroom is full; nothing was assigned";
+    let message = "Every window from the requested time to the end of time is full; nothing was assigned";
     ApiError::unavailable(message).with_code("SLOTS_EXHAUSTED")
 }
 

@@ -78,11 +78,25 @@ fn render(recordings: &[Recording]) -> String {
         }
     }
     text += "\nMeasured on:\n\n";
-    for Recording { part, date, results } in recordings {
-        text += &format!("- {part}: {date}, {}, {} s each", results.machine, results.measured_s);
-        text += if results.failures.is_empty() { "\n" } else { "; **checks failed**\n" };
+    for (machine, parts) in &group_by_run(recordings) {
+        text += &format!("- {machine}:\n  {}\n", parts.join(", "));
     }
     text
+}
+
+/// The parts that were measured on the same day in the same way, in the order of the table.
+fn group_by_run(recordings: &[Recording]) -> Vec<(String, Vec<String>)> {
+    let mut runs: Vec<(String, Vec<String>)> = Vec::new();
+    for Recording { part, date, results } in recordings {
+        let run = format!("{date}, {}, {} s each", results.machine, results.measured_s);
+        let failed = if results.failures.is_empty() { "" } else { " (**checks failed**)" };
+        let part = format!("{part}{failed}");
+        match runs.iter_mut().find(|(of, _)| *of == run) {
+            Some((_, parts)) => parts.push(part),
+            None => runs.push((run, vec![part])),
+        }
+    }
+    runs
 }
 
 /// The targets of a row, apart from that of its p99.

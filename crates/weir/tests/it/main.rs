@@ -15,6 +15,7 @@ mod contract;
 mod crash;
 mod dead_letters;
 mod deploy;
+mod documentation;
 mod failover;
 mod fixtures;
 mod gateway;
