@@ -17,7 +17,7 @@ use super::send_keys::{HashKeySource, send_key};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::near_limits::{NearLimits, Standing};
+use crate::telemetry::near_limits::{LimitDecision, NearLimits};
 
 pub struct QuotaService {
     store: Arc<dyn QuotaStore>,
@@ -123,7 +123,7 @@ impl QuotaService {
             SendOutcome::Denied { limits, denial, at } => (limits, 0, *at, at.plus(denial.retry_after), true),
             _ => return,
         };
-        self.near_limits.record(&Standing {
+        self.near_limits.record(&LimitDecision {
             capability: "quota",
             limit_name: "quota",
             key: user.as_str(),

@@ -14,7 +14,7 @@ const USED_AT_LEAST: u32 = 2;
 
 /// How a key stood after a decision.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Standing<'a> {
+pub(crate) struct LimitDecision<'a> {
     pub(crate) capability: &'static str,
     /// The limit: a policy's name, or `quota`, `minute`, `daily`.
     pub(crate) limit_name: &'a str,
@@ -60,22 +60,22 @@ impl NearLimit {
         u32::try_from(used / u64::from(self.limit.max(1))).unwrap_or(1_000)
     }
 
-    fn is(&self, standing: &Standing<'_>) -> bool {
-        self.capability == standing.capability
-            && *self.limit_name == *standing.limit_name
-            && *self.key == *standing.key
+    fn is(&self, decision: &LimitDecision<'_>) -> bool {
+        self.capability == decision.capability
+            && *self.limit_name == *decision.limit_name
+            && *self.key == *decision.key
     }
 
-    fn update(&mut self, standing: &Standing<'_>) {
-        (self.limit, self.remaining) = (standing.limit, standing.remaining);
-        (self.at, self.until) = (standing.at, standing.until);
-        if standing.is_denied {
+    fn update(&mut self, decision: &LimitDecision<'_>) {
+        (self.limit, self.remaining) = (decision.limit, decision.remaining);
+        (self.at, self.until) = (decision.at, decision.until);
+        if decision.is_denied {
             self.denials += 1;
             self.last_denial = Some(LastDenial {
-                at: standing.at,
-                limit: standing.limit,
-                remaining: standing.remaining,
-                until: standing.until,
+                at: decision.at,
+                limit: decision.limit,
+                remaining: decision.remaining,
+                until: decision.until,
             });
         }
     }
@@ -100,33 +100,33 @@ impl Default for NearLimits {
 }
 
 impl NearLimits {
-    /// Remembers a decision if the key is near its limit, or was and is remembered.
-    pub(crate) fn record(&self, standing: &Standing<'_>) {
-        let used = standing.limit.saturating_sub(standing.remaining);
-        let is_near = standing.is_denied || used >= standing.limit.div_ceil(USED_AT_LEAST);
+    /// Remembers a decision if the key is near its limit, or is denied.
+    pub(crate) fn record(&self, decision: &LimitDecision<'_>) {
+        let used = decision.limit.saturating_sub(decision.remaining);
+        let is_near = decision.is_denied || used >= decision.limit.div_ceil(USED_AT_LEAST);
         if !is_near {
             return;
         }
-        let hash = self.hasher.hash_one((standing.capability, standing.limit_name, standing.key));
+        let hash = self.hasher.hash_one((decision.capability, decision.limit_name, decision.key));
         let at = usize::try_from(hash % KEYS_MAX as u64).unwrap_or(0);
         let Some(place) = self.places.get(at) else { return };
         let mut place = place.lock();
-        if let Some(near) = place.as_mut().filter(|near| near.is(standing)) {
-            near.update(standing);
+        if let Some(near) = place.as_mut().filter(|near| near.is(decision)) {
+            near.update(decision);
             return;
         }
         let mut near = Box::new(NearLimit {
-            capability: standing.capability,
-            limit_name: standing.limit_name.into(),
-            key: standing.key.into(),
-            limit: standing.limit,
-            remaining: standing.remaining,
-            at: standing.at,
-            until: standing.until,
+            capability: decision.capability,
+            limit_name: decision.limit_name.into(),
+            key: decision.key.into(),
+            limit: decision.limit,
+            remaining: decision.remaining,
+            at: decision.at,
+            until: decision.until,
             denials: 0,
             last_denial: None,
         });
-        near.update(standing);
+        near.update(decision);
         *place = Some(near);
     }
 
@@ -169,8 +169,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_seconds(1_000);
 
-    fn standing(key: &str, remaining: u32) -> Standing<'_> {
-        Standing {
+    fn decision(key: &str, remaining: u32) -> LimitDecision<'_> {
+        LimitDecision {
             capability: "quota",
             limit_name: "quota",
             key,
@@ -190,7 +190,7 @@ mod tests {
     fn keys_that_have_used_half_are_listed_the_nearest_first() {
         let near = NearLimits::default();
         for (key, remaining) in [("far", 6), ("half", 5), ("full", 0), ("close", 1)] {
-            near.record(&standing(key, remaining));
+            near.record(&decision(key, remaining));
         }
         assert_eq!(keys(&near.list(NOW, 10, |_| true)), ["full", "close", "half"]);
         assert_eq!(keys(&near.list(NOW, 1, |_| true)), ["full"]);
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn the_last_denial_stays_while_later_calls_are_allowed() {
         let near = NearLimits::default();
-        let denied = Standing { is_denied: true, remaining: 0, ..standing("alice", 0) };
+        let denied = LimitDecision { is_denied: true, remaining: 0, ..decision("alice", 0) };
         near.record(&denied);
         near.record(&denied);
-        near.record(&Standing { at: Timestamp::from_seconds(1_010), ..standing("alice", 4) });
+        near.record(&LimitDecision { at: Timestamp::from_seconds(1_010), ..decision("alice", 4) });
         let found = near.of_key("alice").remove(0);
         assert_eq!((found.denials, found.remaining), (2, 4));
         assert_eq!(found.last_denial.map(|denial| (denial.at, denial.remaining)), Some((NOW, 0)));
@@ -215,7 +215,7 @@ mod tests {
     fn no_more_keys_are_remembered_than_the_bound() {
         let near = NearLimits::default();
         for n in 0..KEYS_MAX * 4 {
-            near.record(&standing(&n.to_string(), 0));
+            near.record(&decision(&n.to_string(), 0));
         }
         let found = near.list(NOW, usize::MAX, |_| true);
         assert!((KEYS_MAX / 2..=KEYS_MAX).contains(&found.len()), "{}", found.len());

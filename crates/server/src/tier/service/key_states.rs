@@ -9,7 +9,7 @@ use weir_store::{Error, Result};
 
 use super::limits::{CheckOptions, CheckResult};
 use super::{AnyPolicy, TierService};
-use crate::telemetry::near_limits::Standing;
+use crate::telemetry::near_limits::LimitDecision;
 
 /// Policies that are asked at the same time.
 const CONCURRENT_ASKS: usize = 16;
@@ -66,7 +66,7 @@ impl TierService {
                 Some(denial) => denial.retry_after.map(|wait| taken.now.plus(wait)),
                 None => Some(taken.now.plus(state.reset_after)),
             };
-            self.near_limits.record(&Standing {
+            self.near_limits.record(&LimitDecision {
                 capability: "tier",
                 limit_name: ask.policy.name.as_str(),
                 key: ask.key,
@@ -92,7 +92,7 @@ impl TierService {
                 _ => None,
             };
             let wait = denial.map_or(Some(state.reset_after), |denial| denial.retry_after);
-            self.near_limits.record(&Standing {
+            self.near_limits.record(&LimitDecision {
                 capability: "tier",
                 limit_name,
                 key: user,
