@@ -10,6 +10,7 @@ use weir_core::sale::anomaly::Pattern;
 use weir_store::Result;
 use weir_store::sale::{BuyOutcome, LedgerMetrics, ThrottledBy};
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::OutcomeLabels;
 
 /// The rate from which the calls of an address are counted as fast: the one at which operators are alerted.
@@ -112,6 +113,16 @@ impl SaleMetrics {
         r.register("reconciliation_mismatches", mismatches, self.ledger.mismatches.clone());
         let depth = "Purchases decided by Redis that are not saved in the store yet";
         r.register("sale_queue_depth", depth, self.ledger.depth.clone());
+    }
+
+    /// All attempts to buy so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        let denied = [&self.already_purchased, &self.sold_out, &self.not_active, &self.throttled];
+        DecisionTotals {
+            allowed: self.bought.get(),
+            denied: denied.into_iter().map(Counter::get).sum(),
+            failed: self.failed.get(),
+        }
     }
 
     pub fn record_purchase(&self, outcome: &Result<BuyOutcome>) {

@@ -10,6 +10,7 @@ mod bad_input;
 mod bounds;
 mod clock;
 mod connections;
+mod console;
 mod contract;
 mod crash;
 mod dashboards;
