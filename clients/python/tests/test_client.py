@@ -181,6 +181,9 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(self.operator.slots.get(name)["scheduledTime"], slot["scheduledTime"])
         self.operator.slots.remove(name)
         self.assertRaises(errors.NotFound, self.operator.slots.assign, event(name, "unknown"))
+        for odd in ("bulk", "windows", "a/b ?%c"):
+            self.operator.slots.assign(event(odd))
+            self.assertEqual(self.operator.slots.get(odd)["eventId"], odd)
 
     def test_answers_of_a_bulk_call_come_in_the_order_of_its_events(self) -> None:
         stand_in, client = self.through("lose", "cut")

@@ -114,10 +114,10 @@ class SlotCalls(_Calls):
         return cast(Slot, self._post("/api/v1/slots", event, True, deadline))
 
     def get(self, event_id: str, *, deadline: float | None = None) -> Slot:
-        return cast(Slot, self._get(f"/api/v1/slots/{_segment(event_id)}", deadline))
+        return cast(Slot, self._get(_slot_path(event_id), deadline))
 
     def remove(self, event_id: str, *, deadline: float | None = None) -> None:
-        self._delete(f"/api/v1/slots/{_segment(event_id)}", deadline)
+        self._delete(_slot_path(event_id), deadline)
 
     def bulk(self, events: Iterable[SlotEvent], *, deadline: float | None = None) -> Iterator[Slot | SlotFailure]:
         """Answers in the order of the events, uploaded 1,000 at a time. The deadline is that of each upload."""
@@ -273,6 +273,12 @@ class SaleCalls(_Calls):
 
 def _segment(text: str) -> str:
     return quote(text, safe="")
+
+
+def _slot_path(event_id: str) -> str:
+    """`bulk`, `forecast` and `windows` are routes, so an event of that name is asked for as `%62ulk`."""
+    reserved = event_id in ("bulk", "forecast", "windows")
+    return "/api/v1/slots/" + (f"%{ord(event_id[0]):x}{event_id[1:]}" if reserved else _segment(event_id))
 
 
 def _json(data: bytes) -> Any:

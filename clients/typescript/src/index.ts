@@ -22,6 +22,8 @@ const LONG_POLL_MS = 20_000;
 const FINAL: readonly string[] = ['COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED', 'CANCELLED'];
 const isFinal = (state: wire.RequestState): state is wire.RequestState<wire.FinalStatus> => FINAL.includes(state.status);
 const segment = encodeURIComponent;
+/** `bulk`, `forecast` and `windows` are routes, so an event of that name is asked for as `%62ulk`. */
+const slotPath = (id: string) => `/api/v1/slots/${/^(bulk|forecast|windows)$/.test(id) ? `%${id.charCodeAt(0).toString(16)}${id.slice(1)}` : segment(id)}`;
 
 export class WeirClient {
   readonly #transport: Transport;
@@ -54,8 +56,8 @@ export class WeirClient {
 
   readonly slots = {
     assign: (event: wire.SlotEvent, options: CallOptions = {}) => this.#post<wire.Slot>('/api/v1/slots', event, options, true),
-    get: (eventId: string, options: CallOptions = {}) => this.call<wire.Slot>('GET', `/api/v1/slots/${segment(eventId)}`, options),
-    remove: (eventId: string, options: CallOptions = {}) => this.call<void>('DELETE', `/api/v1/slots/${segment(eventId)}`, options),
+    get: (eventId: string, options: CallOptions = {}) => this.call<wire.Slot>('GET', slotPath(eventId), options),
+    remove: (eventId: string, options: CallOptions = {}) => this.call<void>('DELETE', slotPath(eventId), options),
     /** Answers in the order of the events, uploaded 1,000 at a time. The deadline is that of each upload. */
     bulk: (all: Iterable<wire.SlotEvent> | AsyncIterable<wire.SlotEvent>, options: CallOptions = {}) => this.#bulk(all, options),
   };

@@ -191,6 +191,10 @@ test('assigns slots, once per event', async (t) => {
   assert.equal((await operator.slots.get(id)).scheduledTime, slot.scheduledTime);
   await operator.slots.remove(id);
   await refused(operator.slots.assign(event(id, 'unknown')), 'NOT_FOUND');
+  for (const odd of ['bulk', 'windows', 'a/b ?%c']) {
+    await operator.slots.assign(event(odd));
+    assert.equal((await operator.slots.get(odd)).eventId, odd);
+  }
 });
 
 test('answers of a bulk call come in the order of its events, over several uploads and lost answers', async (t) => {
