@@ -1,6 +1,9 @@
 //! Limits per client address: requests per second and open event streams. Also the limit on event streams and long polls of
 //! all addresses, which last long and must leave connections to other callers.
 //!
+//! Servers on one Redis count requests together: each asks only about those that its own memory lets pass, and while Redis does
+//! not answer that memory alone decides. Streams are counted by each server.
+//!
 //! The address is that of the connection or, behind a trusted proxy, the one that the proxy names. IPv6 addresses are limited
 //! per /64 network, because whoever has one address of it has all of them.
 
@@ -13,7 +16,8 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use weir_store::throttle::Throttle;
+use weir_store::throttle::{AddressLimit, Throttle};
+use weir_store_redis::RedisAttempts;
 
 use crate::settings::edge::{EdgeSettings, Network};
 
@@ -22,6 +26,10 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 #[derive(Debug)]
 pub struct AddressLimits {
     requests: Option<Arc<dyn Throttle>>,
+    /// The limit of each address in `requests`, per second and at once.
+    limit: (u32, u32),
+    /// Counts requests together with other servers.
+    together: Option<RedisAttempts>,
     /// Refuses nothing: its refusals are counted, for alerts.
     fast_requests: Option<Arc<dyn Throttle>>,
     streams: Option<StreamCounts>,
@@ -83,17 +91,21 @@ pub enum StreamRefusal {
 
 impl AddressLimits {
     /// `requests` is the throttle of requests; `None` if they are not limited. What `fast_requests` refuses is only counted.
+    /// Without `together` each server counts for itself.
     #[must_use]
     pub fn new(
         settings: &EdgeSettings,
         requests: Option<Arc<dyn Throttle>>,
         fast_requests: Option<Arc<dyn Throttle>>,
+        together: Option<RedisAttempts>,
         max_streams: usize,
         counters: AddressCounters,
     ) -> Self {
-        let EdgeSettings { sse_per_ip, trusted_proxies, .. } = settings;
+        let EdgeSettings { per_ip_per_second, sse_per_ip, trusted_proxies, .. } = settings;
         Self {
             requests,
+            limit: (*per_ip_per_second, settings.burst()),
+            together,
             fast_requests,
             streams: (*sse_per_ip > 0).then(|| StreamCounts { max: *sse_per_ip, open: Arc::default() }),
             long_lived: Arc::new(Semaphore::new(max_streams)),
@@ -126,9 +138,35 @@ impl AddressLimits {
         nearest
     }
 
-    /// Counts a request of an address.
+    /// Counts a request of an address: here and, if that lets it pass, on all servers together. Where the store counts an attempt
+    /// to buy when it decides it, returns the limit by which it is to be counted.
     /// Fails when the address makes too many requests.
-    pub fn take_request(&self, address: IpAddr) -> Result<(), AddressOverLimit> {
+    pub async fn admit(
+        &self,
+        address: IpAddr,
+        is_attempt: bool,
+    ) -> Result<Option<AddressLimit>, AddressOverLimit> {
+        self.take_request(address)?;
+        let Some(together) = self.together.as_ref().filter(|_| self.requests.is_some()) else {
+            return Ok(None);
+        };
+        let (per_second, burst) = self.limit;
+        let limit = AddressLimit { address: throttle_key(address).into(), per_second, burst };
+        if is_attempt && together.counts_purchases() {
+            return Ok(Some(limit));
+        }
+        match together.count_address(&limit).await {
+            None => Ok(None),
+            Some(wait) => {
+                self.counters.limited.inc();
+                Err(AddressOverLimit(wait))
+            }
+        }
+    }
+
+    /// Counts a request of an address on this server.
+    /// Fails when the address makes too many requests.
+    fn take_request(&self, address: IpAddr) -> Result<(), AddressOverLimit> {
         let key = throttle_key(address);
         if self.fast_requests.as_ref().is_some_and(|fast| !fast.take(&key).is_allowed) {
             self.counters.fast.inc();
@@ -236,7 +274,7 @@ mod tests {
             sse_per_ip: streams,
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
         };
-        AddressLimits::new(&settings, requests, None, 100, AddressCounters::default())
+        AddressLimits::new(&settings, requests, None, None, 100, AddressCounters::default())
     }
 
     fn ip(text: &str) -> IpAddr {

@@ -78,11 +78,11 @@ impl App {
             fast: metrics.sale.address_fast.clone(),
             streams_full: metrics.shortage(Shortage::Streams),
         };
-        let burst = settings.edge.per_ip_burst.saturating_add(1);
-        let throttle = engines.throttle(settings.edge.per_ip_per_second, burst);
+        let throttle = engines.throttle(settings.edge.per_ip_per_second, settings.edge.burst());
         let fast = engines.throttle(FAST_PER_SECOND, FAST_PER_SECOND);
+        let (together, max_streams) = (engines.attempts(), settings.http.max_streams);
         let address_limits =
-            AddressLimits::new(&settings.edge, throttle, fast, settings.http.max_streams, counters);
+            AddressLimits::new(&settings.edge, throttle, fast, together, max_streams, counters);
         let upload_buffers = BufferBudget::new(settings.http.max_buffered / 2);
         let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {

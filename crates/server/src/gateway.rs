@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir_store::spans::{Span, SpanKind};
 
-use self::events::AiCallFailed;
+use self::events::{AiCallAnswered, AiCallFailed};
 use self::headers::UpstreamHeaders;
 use self::request_body::{RequestBody, UploadFault, UploadProgress};
 use self::settings::GatewaySettings;
@@ -152,7 +152,7 @@ impl Gateway {
         let started = Instant::now();
         let response = self.call_upstream(identity, request).await;
         match &response {
-            Ok(_) => self.metrics.record_answered(started.elapsed()),
+            Ok(_) => AiCallAnswered { latency: started.elapsed() }.emit(&self.metrics),
             Err(error) => AiCallFailed { error }.emit(&self.metrics),
         }
         response

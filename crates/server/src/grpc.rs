@@ -8,7 +8,9 @@ mod accept;
 mod body;
 mod codec;
 mod decide;
+mod health;
 pub mod message;
+mod requests;
 mod unread;
 
 use std::sync::Arc;
@@ -21,13 +23,15 @@ use tonic::service::LayerExt;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 use tower::util::MapRequestLayer;
 
 use self::body::BodyLimits;
+use self::health::BoundedHealth;
 use self::message::{
     RateLimitRequest, RateLimitResponse, RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
-use self::unread::TrackResponses;
+use self::requests::{RequestPermits, SHARED_REQUESTS, TrackRequests};
 use crate::app::App;
 use crate::auth::credentials::{ADMIN_KEY_HEADER, Credentials, LIMITS_CHECK};
 use crate::buffer_budget::BufferBudget;
@@ -59,11 +63,13 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Serves until the server stops, then until every request under way is answered.
 pub async fn serve(listener: TcpListener, tls: Option<Tls>, app: Arc<App>) {
-    let (reporter, health) = tonic_health::server::health_reporter();
+    let reporter = HealthReporter::new();
     reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
     let is_open = app.settings.auth.allow_anonymous_grpc;
     let rate_limits = RateLimitServiceServer::new(RateLimitEndpoint { is_open, app: Arc::clone(&app) })
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let health = BoundedHealth::server(&reporter).max_decoding_message_size(HEALTH_BYTES_MAX);
+    let permits = RequestPermits::new(SHARED_REQUESTS);
     let settings = app.settings.http;
     let limits = BodyLimits { budget: BufferBudget::new(BUFFERED_MAX), timeout: settings.read_timeout };
     let incoming = accept::connections(listener, tls, settings.max_connections.min(CONNECTIONS_MAX));
@@ -82,11 +88,8 @@ pub async fn serve(listener: TcpListener, tls: Option<Tls>, app: Arc<App>) {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        // Health needs no credentials: it is answered from memory and reveals nothing but health.
-        .add_service(TrackResponses(
-            limit_bodies.named_layer(health.max_decoding_message_size(HEALTH_BYTES_MAX)),
-        ))
-        .add_service(TrackResponses(limit_bodies.named_layer(rate_limits)))
+        .add_service(TrackRequests { service: limit_bodies.named_layer(health), permits: permits.clone() })
+        .add_service(TrackRequests { service: limit_bodies.named_layer(rate_limits), permits })
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;

@@ -141,7 +141,7 @@ fn sale() -> Vec<Route> {
     let routes = vec![
         route!(GET "/api/v1/sales", Open, sale::get_sale),
         route!(GET "/api/v1/sales/events", Open, sale::events::watch_sales),
-        route!(POST "/api/v1/purchases", Open, sale::purchases::create_purchase),
+        route!(POST "/api/v1/purchases", Open, sale::purchases::create_purchase).of_attempts(),
         route!(GET "/api/v1/purchases", Open, sale::purchases::get_purchase),
         route!(POST "/api/v1/products", Operator, sale::products::create_product),
         route!(GET "/api/v1/products", Operator, sale::products::list_products),

@@ -13,6 +13,7 @@ pub(crate) mod lane;
 pub mod log;
 pub(crate) mod parse;
 pub(crate) mod process;
+pub mod secret;
 pub mod source;
 pub mod store;
 pub mod tls;
@@ -37,7 +38,7 @@ pub struct Settings {
     /// `http.tls`; plain HTTP without it.
     pub tls: Option<tls::TlsSettings>,
     pub audit: audit::AuditSettings,
-    pub lane: lane::LaneSettings,
+    pub lane: lane::LaneLimits,
     pub sender: SenderSettings,
     pub request: RequestSettings,
     pub slot: SlotSettings,
@@ -67,7 +68,7 @@ impl Settings {
             http: http::HttpSettings::read(&mut reader)?,
             tls: tls::TlsSettings::read(&mut reader)?,
             audit: audit::AuditSettings::read(&mut reader)?,
-            lane: lane::LaneSettings::read(&mut reader)?,
+            lane: lane::LaneLimits::read(&mut reader)?,
             sender: SenderSettings::read(&mut reader)?,
             request: RequestSettings::read(&mut reader)?,
             slot: SlotSettings::read(&mut reader)?,

@@ -88,8 +88,12 @@ pub trait HasQueue: EngineFixture {
 }
 
 /// An engine that stores quotas and queues the accepted messages.
+#[async_trait]
 pub trait HasQuota: HasQueue {
     fn quota(&self) -> Arc<dyn QuotaStore>;
+
+    /// The highest count of a user that the audit accepts: the limit, or a higher count that was kept when the limit was lowered.
+    async fn count_max(&self, user: &str) -> u32;
 
     /// Whether a send is counted and enqueued atomically. If not, parallel sends may be enqueued in another order than
     /// they were counted in.

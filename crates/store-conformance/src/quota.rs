@@ -64,6 +64,7 @@ macro_rules! quota_suite {
             limits: [
                 changed_limits_keep_the_window_and_its_count,
                 a_count_above_the_new_limit_stays_and_sends_wait_for_the_window,
+                a_kept_count_is_forgotten_with_its_window,
                 changed_limits_lift_a_denial_at_once,
                 changed_limits_create_a_user_and_revive_no_window,
                 users_are_listed_page_by_page_as_they_count_now,

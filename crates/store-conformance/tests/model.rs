@@ -45,9 +45,14 @@ impl<const SHARDS: u16> HasQueue for InMemory<SHARDS> {
     }
 }
 
+#[async_trait]
 impl<const SHARDS: u16> HasQuota for InMemory<SHARDS> {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         self.model.clone()
+    }
+
+    async fn count_max(&self, user: &str) -> u32 {
+        self.model.count_max(user)
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) const RESERVED_COUNT_VERSION: i32 = 15;
 /// Indexes on tables that may be large. Each is created without a lock that blocks writes. Queries are right without
 /// it, and those that would take too long are not used until it is there (see `request/turns.rs`).
 const INDEXES: &[(&str, &str)] = &[
-    ("dead_letter_topic", "dead_letter (topic)"),
+    ("dead_letter_key", "dead_letter (topic, key)"),
     (
         "request_job_turn",
         "request_job (downstream, waiting_tenant, claimable_at) WHERE waiting_tenant IS NOT NULL",

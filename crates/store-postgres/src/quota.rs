@@ -28,7 +28,7 @@ use crate::connection::Values;
 use crate::migrate::{REFUSE_OLDER_SERVERS, RESERVED_COUNT_VERSION};
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
-use crate::quota::send_keys::SaveKeys;
+use crate::quota::send_keys::{ReservedKeys, SaveKeys};
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
@@ -79,10 +79,13 @@ const PROBE: &str = "UPDATE quota_cache SET epoch = epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time, reserved_count
     FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
+/// A count that was kept above the limit ends with its window. Only a new window moves the time forward: a clock that is set back
+/// moves it back, with the count.
 const SAVE: &str = "
     UPDATE rate_limit_store AS row
     SET current_count = new.current_count, reserved_count = new.reserved_count,
-        last_refresh_time = new.last_refresh_time
+        last_refresh_time = new.last_refresh_time,
+        kept_count = CASE WHEN new.last_refresh_time > row.last_refresh_time THEN 0 ELSE row.kept_count END
     FROM unnest($1::text[], $2::integer[], $3::integer[], $4::timestamptz[])
         AS new (user_id, current_count, reserved_count, last_refresh_time)
     WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `query_plan_tests.rs`
@@ -210,48 +213,21 @@ impl QuotaStore for Postgres {
             session.keep();
             return Ok(Vec::new());
         }
-        let load = async {
+        let prepare = async {
             self.probe_after_save_failure(&session).await?;
-            let reserved = self.reserve_message_ids(&session, &batch).await?;
-            let users = batch.iter().map(|send| send.user.as_str()).collect();
-            let (rows, now) = self.lock_rows(&session, users).await?;
-            let records = send_keys::find(&session, &batch).await?;
-            Ok((rows, records, reserved, now))
+            self.reserve_message_ids(&session, &batch).await
         };
-        let (mut rows, mut records, reserved, now) = load.await.map_err(Error::before_commit)?;
-        let before = self.publisher.is_some().then(|| rows.clone());
-        let mut plan = plan_sends(&batch, &mut rows, &mut records, now, random_bytes);
-        if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
-            && !plan.accepted.is_empty()
-        {
-            self.refuse_after_save_failure()?;
-            // The rows stay locked meanwhile, so that exactly the confirmed messages are counted.
-            let queued = publish_accepted(&**publisher, &plan.accepted).await;
-            plan = plan.retain_confirmed(&mut before, &queued);
-        }
-        let key_changes = plan.key_changes(&reserved);
-        let SendPlan { outcomes, changed, accepted, .. } = plan;
-        if accepted.is_empty() && changed.is_empty() && key_changes.is_empty() {
-            session.run("COMMIT").await.map_err(Error::before_commit)?;
-        } else {
-            let failures = self.inner.save_failures.count();
-            let save_keys = SaveKeys::prepare(&session, &key_changes).await?;
-            // Polled in this order, so that the keys are sent before the `COMMIT`.
-            let saves =
-                try_join(save_keys.run(&session), save(&session, &changed, self.for_table(&accepted)));
-            match saves.await {
-                Ok(_) => self.inner.save_failures.record_commit(failures),
-                Err(error) => {
-                    if self.publisher.is_some() {
-                        self.inner.save_failures.record_failure();
-                    }
-                    return Err(error);
-                }
+        let reserved = prepare.await.map_err(Error::before_commit)?;
+        let sent = self.send_reserved(&session, &batch, &reserved).await;
+        match &sent {
+            Ok(_) => session.keep(),
+            Err(Error::NotDone { .. }) => {
+                drop(session);
+                self.forget(reserved).await;
             }
-            self.inner.topic_notify.notify(TOPIC);
+            Err(_) => {}
         }
-        session.keep();
-        Ok(outcomes)
+        sent
     }
 
     async fn purge_keys(&self, limit: usize) -> Result<usize> {
@@ -295,6 +271,56 @@ impl Postgres {
             self.inner.save_failures.record_commit(failures);
         }
         Ok(())
+    }
+
+    /// Decides a batch whose message ids are reserved, publishes or enqueues what is accepted, and commits. An
+    /// [`Error::NotDone`] means that nothing was published.
+    async fn send_reserved(
+        &self,
+        session: &Session,
+        batch: &[SendMessage],
+        reserved: &ReservedKeys,
+    ) -> Result<Vec<SendOutcome>> {
+        let load = async {
+            let users = batch.iter().map(|send| send.user.as_str()).collect();
+            let (rows, now) = self.lock_rows(session, users).await?;
+            let records = send_keys::find(session, batch).await?;
+            Ok((rows, records, now))
+        };
+        let (mut rows, mut records, now) = load.await.map_err(Error::before_commit)?;
+        let before = self.publisher.is_some().then(|| rows.clone());
+        let mut plan = plan_sends(batch, &mut rows, &mut records, before.is_some(), now, random_bytes);
+        if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
+            && !plan.accepted.is_empty()
+        {
+            self.refuse_after_save_failure()?;
+            // The rows stay locked meanwhile, so that exactly the confirmed messages are counted.
+            let queued = publish_accepted(&**publisher, &plan.accepted).await;
+            plan = plan.retain_confirmed(&mut before, &queued);
+        }
+        let key_changes = plan.key_changes(&reserved.hashes);
+        let SendPlan { outcomes, changed, accepted, .. } = plan;
+        if accepted.is_empty() && changed.is_empty() && key_changes.is_empty() {
+            session.run("COMMIT").await.map_err(Error::before_commit)?;
+            return Ok(outcomes);
+        }
+        let failures = self.inner.save_failures.count();
+        let saves = async {
+            let save_keys = SaveKeys::prepare(session, &key_changes, reserved).await?;
+            // Polled in this order, so that the keys are sent before the `COMMIT`.
+            try_join(save_keys.run(session), save(session, &changed, self.for_table(&accepted))).await
+        };
+        match saves.await {
+            Ok(_) => self.inner.save_failures.record_commit(failures),
+            Err(error) => {
+                if self.publisher.is_some() {
+                    self.inner.save_failures.record_failure();
+                }
+                return Err(error);
+            }
+        }
+        self.inner.topic_notify.notify(TOPIC);
+        Ok(outcomes)
     }
 
     /// Fails if another batch could not be counted since this one began.

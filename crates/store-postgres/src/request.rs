@@ -19,8 +19,8 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, Failure, JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request,
-    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey,
+    ErasedBatch, Failure, HashKeys, JobCounts, JobReport, LIST_SCAN_MAX, PendingRequest, Request,
+    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedHashKey,
     SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
     WEBHOOKS_TOPIC,
 };
@@ -231,8 +231,8 @@ impl RequestStore for Postgres {
         tenants::begin_erasure(self, tenant, count_max).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
-        tenants::erase_some(self, limit).await
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
+        tenants::erase_some(self, limit, passed_over).await
     }
 
     async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
@@ -272,24 +272,24 @@ impl RequestStore for Postgres {
         sealing::newest(self).await
     }
 
-    async fn key_index(&self) -> Result<KeyIndex> {
-        sealing::key_index(self).await
+    async fn hash_keys(&self) -> Result<HashKeys> {
+        sealing::hash_keys(self).await
     }
 
-    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
-        sealing::begin_index(self, key).await
+    async fn begin_hashing(&self, key: &SealedHashKey) -> Result<()> {
+        sealing::begin_hashing(self, key).await
     }
 
-    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
-        sealing::prepare_index(self, key).await
+    async fn prepare_hash_key(&self, key: &SealedHashKey) -> Result<()> {
+        sealing::prepare_hash_key(self, key).await
     }
 
-    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
-        sealing::add_index_key(self, key).await
+    async fn add_hash_key(&self, key: &SealedHashKey) -> Result<()> {
+        sealing::add_hash_key(self, key).await
     }
 
-    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
-        sealing::remove_index_key(self, name, digest).await
+    async fn remove_hash_key(&self, name: &str, digest: &str) -> Result<()> {
+        sealing::remove_hash_key(self, name, digest).await
     }
 
     async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {

@@ -6,6 +6,7 @@
 //! window ends (one, or a tenth of the limit, a thousand at most, for each server). A reservation that is not used for a
 //! minute is given back.
 
+mod give_back;
 mod invalidation;
 mod keyed;
 mod reply;
@@ -133,7 +134,7 @@ impl SharedQuota {
         let call = KeyCall { key: key(user), arguments: Vec::new() };
         let mut replies = self.redis.call_each(Script::QuotaForget, &[], &[call]).await;
         let Some(Ok(reply)) = replies.pop() else { return self.store.raise_cache_epoch().await };
-        match (reply::parse_release(&reply), row) {
+        match (reply::parse_forget(&reply), row) {
             (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
                 self.store.return_unused(vec![ReservedUnits { user: user.clone(), window, units }]).await
             }
@@ -315,7 +316,7 @@ async fn process_invalidations(shared: Weak<SharedQuota>) {
         for ((user, change), reply) in users.into_iter().zip(replies) {
             let Ok(reply) = reply else { continue };
             // The hash may be one that a send has just created under the new limits: its units are given back.
-            if let Some((window, units)) = reply::parse_release(&reply).filter(|(_, units)| *units > 0) {
+            if let Some((window, units)) = reply::parse_forget(&reply).filter(|(_, units)| *units > 0) {
                 unused.push(ReservedUnits { user: user.clone(), window, units });
             }
             shared.invalidations.remove(&user, change);

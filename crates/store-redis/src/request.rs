@@ -17,8 +17,8 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, JobCounts, JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch,
+    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames, SealedSearch,
     SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
 };
 use weir_store::{Batch, Result};
@@ -236,8 +236,8 @@ impl RequestStore for RedisRequests {
         self.store.begin_erasure(tenant, count_max).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
-        let erased = self.store.erase_some(limit).await?;
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
+        let erased = self.store.erase_some(limit, passed_over).await?;
         self.invalidate(erased.iter().flat_map(|batch| batch.requests.iter().copied())).await;
         Ok(erased)
     }
@@ -279,24 +279,24 @@ impl RequestStore for RedisRequests {
         self.store.newest_request().await
     }
 
-    async fn key_index(&self) -> Result<KeyIndex> {
-        self.store.key_index().await
+    async fn hash_keys(&self) -> Result<HashKeys> {
+        self.store.hash_keys().await
     }
 
-    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
-        self.store.begin_key_index(key).await
+    async fn begin_hashing(&self, key: &SealedHashKey) -> Result<()> {
+        self.store.begin_hashing(key).await
     }
 
-    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
-        self.store.prepare_key_index(key).await
+    async fn prepare_hash_key(&self, key: &SealedHashKey) -> Result<()> {
+        self.store.prepare_hash_key(key).await
     }
 
-    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
-        self.store.add_index_key(key).await
+    async fn add_hash_key(&self, key: &SealedHashKey) -> Result<()> {
+        self.store.add_hash_key(key).await
     }
 
-    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
-        self.store.remove_index_key(name, digest).await
+    async fn remove_hash_key(&self, name: &str, digest: &str) -> Result<()> {
+        self.store.remove_hash_key(name, digest).await
     }
 
     async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {

@@ -7,6 +7,7 @@ pub(crate) enum Script {
     QuotaSpend,
     QuotaInstall,
     QuotaRelease,
+    QuotaReturned,
     QuotaPeek,
     QuotaForget,
     RequestRead,
@@ -23,6 +24,9 @@ pub(crate) enum Script {
     SaleBuyers,
     SaleEnd,
     SaleExtend,
+    SaleLog,
+    SaleUnlog,
+    SaleAttempt,
 }
 
 /// A script that trusts only data written under the present `run`, which `trust.lua` defines.
@@ -32,18 +36,23 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 23]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
         with_run!("quota_release.lua"),
+        with_run!("quota_returned.lua"),
         with_run!("quota_peek.lua"),
         with_run!("quota_forget.lua"),
         include_str!("scripts/request_read.lua"),
         include_str!("scripts/request_cache.lua"),
         include_str!("scripts/request_invalidate.lua"),
         include_str!("scripts/tier.lua"),
-        with_run!("sale_buy.lua"),
+        concat!(
+            include_str!("scripts/trust.lua"),
+            include_str!("scripts/throttle.lua"),
+            include_str!("scripts/sale_buy.lua")
+        ),
         with_run!("sale_open.lua"),
         with_run!("sale_peek.lua"),
         with_run!("sale_find.lua"),
@@ -53,6 +62,9 @@ static SCRIPTS: LazyLock<[redis::Script; 19]> = LazyLock::new(|| {
         with_run!("sale_buyers.lua"),
         with_run!("sale_end.lua"),
         with_run!("sale_extend.lua"),
+        with_run!("sale_log.lua"),
+        include_str!("scripts/sale_unlog.lua"),
+        concat!(include_str!("scripts/throttle.lua"), include_str!("scripts/sale_attempt.lua")),
     ]
     .map(redis::Script::new)
 });
@@ -68,6 +80,7 @@ impl Script {
             Self::QuotaSpend => "quota_spend",
             Self::QuotaInstall => "quota_install",
             Self::QuotaRelease => "quota_release",
+            Self::QuotaReturned => "quota_returned",
             Self::QuotaPeek => "quota_peek",
             Self::QuotaForget => "quota_forget",
             Self::RequestRead => "request_read",
@@ -84,6 +97,9 @@ impl Script {
             Self::SaleBuyers => "sale_buyers",
             Self::SaleEnd => "sale_end",
             Self::SaleExtend => "sale_extend",
+            Self::SaleLog => "sale_log",
+            Self::SaleUnlog => "sale_unlog",
+            Self::SaleAttempt => "sale_attempt",
         }
     }
 }

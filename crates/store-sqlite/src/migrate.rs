@@ -35,6 +35,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0025_tier_concurrency.sql"),
     include_str!("../migrations/0026_request_control.sql"),
     include_str!("../migrations/0027_quota_idempotency.sql"),
+    include_str!("../migrations/0028_dead_letter_key.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

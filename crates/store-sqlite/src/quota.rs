@@ -47,8 +47,13 @@ const OVER_LIMIT: &str =
 const FIND: &str = "
     SELECT rate_limit, time_window, current_count, last_refresh_time
     FROM rate_limit_store WHERE user_id = ?1";
+/// A count that was kept above the limit ends with its window. Only a new window moves the time forward: a clock that is set back
+/// moves it back, with the count.
 const SAVE: &str = "
-    UPDATE rate_limit_store SET current_count = ?2, last_refresh_time = ?3 WHERE user_id = ?1";
+    UPDATE rate_limit_store
+    SET current_count = ?2, last_refresh_time = ?3,
+        kept_count = CASE WHEN ?3 > last_refresh_time THEN 0 ELSE kept_count END
+    WHERE user_id = ?1";
 /// Changes when another connection, such as an operator's shell, has written.
 const DATA_VERSION: &str = "PRAGMA data_version";
 
@@ -223,7 +228,7 @@ fn send_chunk(
     }
     let before = broker.is_some().then(|| rows.clone());
     let mut records = send_keys::find(connection, chunk)?;
-    let mut plan = plan_sends(chunk, &mut rows, &mut records, now, random_bytes);
+    let mut plan = plan_sends(chunk, &mut rows, &mut records, broker.is_some(), now, random_bytes);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));

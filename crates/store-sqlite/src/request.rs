@@ -19,8 +19,8 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, Failure, JobCounts, JobReport, KeyIndex, LIST_SCAN_MAX, PendingRequest, Request,
-    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedIndexKey,
+    ErasedBatch, Failure, HashKeys, JobCounts, JobReport, LIST_SCAN_MAX, PendingRequest, Request,
+    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedHashKey,
     SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
     WEBHOOKS_TOPIC,
 };
@@ -310,12 +310,12 @@ impl RequestStore for Sqlite {
         self.read(move |connection| tenants::count(connection, &tenant, count_max)).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>> {
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
         // A read connection checks first, so that the writer is not disturbed while there is nothing to erase.
-        if self.read(tenants::next_erasure).await?.is_none() {
+        if self.read(move |connection| tenants::next_erasure(connection, passed_over)).await?.is_none() {
             return Ok(None);
         }
-        let mut erase = tenants::EraseJob::new(limit);
+        let mut erase = tenants::EraseJob::new(limit, passed_over);
         let erase =
             self.inner.writer.run_in_turns(Scheduling::Interleaved, move |connection, state, turn| {
                 erase.run_turn(connection, &mut state.idempotency, turn)
@@ -365,29 +365,29 @@ impl RequestStore for Sqlite {
         self.read(sealing::newest).await
     }
 
-    async fn key_index(&self) -> Result<KeyIndex> {
+    async fn hash_keys(&self) -> Result<HashKeys> {
         let now = self.inner.clock.now();
-        self.read(move |connection| sealing::key_index(connection, now)).await
+        self.read(move |connection| sealing::hash_keys(connection, now)).await
     }
 
-    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()> {
+    async fn begin_hashing(&self, key: &SealedHashKey) -> Result<()> {
         let (key, now) = (key.clone(), self.inner.clock.now());
-        self.inner.writer.run(move |connection| sealing::begin_index(connection, &key, now)).await
+        self.inner.writer.run(move |connection| sealing::begin_hashing(connection, &key, now)).await
     }
 
     /// No server of another version uses the file, so the index begins with its key.
-    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()> {
-        self.begin_key_index(key).await
+    async fn prepare_hash_key(&self, key: &SealedHashKey) -> Result<()> {
+        self.begin_hashing(key).await
     }
 
-    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()> {
+    async fn add_hash_key(&self, key: &SealedHashKey) -> Result<()> {
         let key = key.clone();
-        self.inner.writer.run(move |connection| sealing::add_index_key(connection, &key)).await
+        self.inner.writer.run(move |connection| sealing::add_hash_key(connection, &key)).await
     }
 
-    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()> {
+    async fn remove_hash_key(&self, name: &str, digest: &str) -> Result<()> {
         let (name, digest) = (name.to_owned(), digest.to_owned());
-        self.inner.writer.run(move |connection| sealing::remove_index_key(connection, &name, &digest)).await
+        self.inner.writer.run(move |connection| sealing::remove_hash_key(connection, &name, &digest)).await
     }
 
     async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>> {

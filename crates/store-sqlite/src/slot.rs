@@ -253,7 +253,7 @@ fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Optio
         count_slots(connection, -1)?;
     }
     if let Some(slot) = &slot
-        && let Some(config::Version { config, generation }) = config::latest(connection, &slot.config)?
+        && let Some(config::ConfigVersion { config, generation }) = config::latest(connection, &slot.config)?
     {
         let window = config.pace.window_of(slot.scheduled).as_micros();
         let values = params![slot.config.as_str(), window, config.pace.max_per_window(), generation];

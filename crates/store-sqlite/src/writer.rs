@@ -29,7 +29,7 @@ use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result};
 
 pub(crate) use self::job::{BatchInTurns, Scheduling, WriterTurn};
-use self::job::{ClosureJob, Job};
+use self::job::{ClosureJob, WriterJob};
 use self::state::Savepoint;
 pub(crate) use self::state::WriterState;
 use crate::ENGINE;
@@ -50,7 +50,7 @@ const TURN: Duration = Duration::from_millis(15);
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// `None` while dropping: closing the channel stops the thread.
-    jobs: Option<mpsc::SyncSender<Box<dyn Job>>>,
+    jobs: Option<mpsc::SyncSender<Box<dyn WriterJob>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     shared: Arc<WriterShared>,
 }
@@ -186,9 +186,9 @@ struct WriterThread {
     connection: Connection,
     state: WriterState,
     /// [`Scheduling::Fifo`] jobs that were deferred: the first is unfinished, and the others wait for it.
-    fifo: VecDeque<Box<dyn Job>>,
+    fifo: VecDeque<Box<dyn WriterJob>>,
     /// Other unfinished jobs.
-    unfinished: VecDeque<Box<dyn Job>>,
+    unfinished: VecDeque<Box<dyn WriterJob>>,
     /// Rows that this connection had changed before the current transaction.
     changes_before: u64,
     shared: Arc<WriterShared>,
@@ -196,7 +196,7 @@ struct WriterThread {
 
 /// A job that was applied and waits for its commit.
 struct AppliedJob {
-    job: Box<dyn Job>,
+    job: Box<dyn WriterJob>,
     is_unfinished: bool,
 }
 
@@ -206,7 +206,7 @@ fn has_unfinished_fifo(applied: &[AppliedJob]) -> bool {
 }
 
 impl WriterThread {
-    fn run_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+    fn run_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn WriterJob>>) {
         loop {
             if self.deferred_jobs() > 0 {
                 let first =
@@ -236,7 +236,10 @@ impl WriterThread {
     }
 
     /// Folds journals, a turn at a time, until nothing is due, an attempt fails, or a job arrives.
-    fn fold_until_next_job(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
+    fn fold_until_next_job(
+        &mut self,
+        waiting: &mpsc::Receiver<Box<dyn WriterJob>>,
+    ) -> Option<Box<dyn WriterJob>> {
         while self.state.is_fold_due() && self.fold() {
             if let Ok(job) = waiting.try_recv() {
                 return Some(job);
@@ -261,7 +264,7 @@ impl WriterThread {
         outcome.is_ok()
     }
 
-    fn write(&mut self, first: Option<Box<dyn Job>>, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+    fn write(&mut self, first: Option<Box<dyn WriterJob>>, waiting: &mpsc::Receiver<Box<dyn WriterJob>>) {
         let mut applied = Vec::new();
         let outcome = self.write_group(first, waiting, &mut applied);
         self.roll_back_if_failed(&outcome);
@@ -276,7 +279,7 @@ impl WriterThread {
     }
 
     /// Queues a prioritized job behind the first job that is not prioritized, so that the two kinds alternate.
-    fn defer_prioritized(&mut self, job: Box<dyn Job>) {
+    fn defer_prioritized(&mut self, job: Box<dyn WriterJob>) {
         let other = self.unfinished.iter().position(|other| other.scheduling() != Scheduling::Prioritized);
         let index = other.map_or(self.unfinished.len(), |other| other + 1);
         self.unfinished.insert(index, job);
@@ -296,8 +299,8 @@ impl WriterThread {
     /// with the outcome of the commit.
     fn write_group(
         &mut self,
-        first: Option<Box<dyn Job>>,
-        waiting: &mpsc::Receiver<Box<dyn Job>>,
+        first: Option<Box<dyn WriterJob>>,
+        waiting: &mpsc::Receiver<Box<dyn WriterJob>>,
         applied: &mut Vec<AppliedJob>,
     ) -> Result<()> {
         let group_turn = self.shared.begin_turn();
@@ -336,7 +339,7 @@ impl WriterThread {
     }
 
     /// Applies a job within the current group. An error ends the whole group.
-    fn apply_in_group(&mut self, mut job: Box<dyn Job>, applied: &mut Vec<AppliedJob>) -> Result<()> {
+    fn apply_in_group(&mut self, mut job: Box<dyn WriterJob>, applied: &mut Vec<AppliedJob>) -> Result<()> {
         let outcome =
             if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_on_savepoint(&mut *job) };
         match outcome {
@@ -353,7 +356,7 @@ impl WriterThread {
     }
 
     /// Begins the transaction with one job. If the job fails or panics, the transaction is rolled back.
-    fn apply_first(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
+    fn apply_first(&mut self, job: &mut dyn WriterJob) -> Result<ControlFlow<()>> {
         self.statement("BEGIN IMMEDIATE")?;
         self.changes_before = self.connection.total_changes();
         let outcome = self.apply(job);
@@ -364,7 +367,7 @@ impl WriterThread {
     }
 
     /// Applies one job on its own savepoint. If it fails or panics, only its own changes are rolled back.
-    fn apply_on_savepoint(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
+    fn apply_on_savepoint(&mut self, job: &mut dyn WriterJob) -> Result<ControlFlow<()>> {
         self.statement("SAVEPOINT job")?;
         let outcome = self.apply(job);
         if outcome.is_err() && !self.connection.is_autocommit() {
@@ -376,7 +379,7 @@ impl WriterThread {
         outcome
     }
 
-    fn apply(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
+    fn apply(&mut self, job: &mut dyn WriterJob) -> Result<ControlFlow<()>> {
         let started = Instant::now();
         let turn = self.shared.begin_turn();
         let Self { connection, state, shared, .. } = self;

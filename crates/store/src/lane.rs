@@ -121,7 +121,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
             .zip(runtimes.iter().cycle())
             .map(|(_, runtime)| {
                 let lane = Arc::new(Lane::new(name, settings, metrics.clone()));
-                let worker = Worker { lane: Arc::clone(&lane), settings, run: run.clone() };
+                let worker = LaneWorker { lane: Arc::clone(&lane), settings, run: run.clone() };
                 workers.spawn_on(worker.work(closing.clone()), runtime);
                 lane
             })
@@ -187,13 +187,13 @@ impl<C> fmt::Debug for Batch<C> {
 }
 
 /// Offers the batches of one lane to the engine and answers the callers.
-struct Worker<C, R, F> {
+struct LaneWorker<C, R, F> {
     lane: Arc<Lane<C, R>>,
     settings: LaneSettings,
     run: F,
 }
 
-impl<C, R, F, Fut> Worker<C, R, F>
+impl<C, R, F, Fut> LaneWorker<C, R, F>
 where
     C: Send + 'static,
     R: Send + 'static,

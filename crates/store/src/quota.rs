@@ -14,7 +14,7 @@ use weir_core::{Denial, MessageId, Timestamp, TraceContext, UserId, Verdict};
 pub use self::send_keys::{SendKey, SendKeyHash, SendRecord};
 pub use crate::limit_changes::LimitChangeFeed;
 
-use self::send_keys::{KeyChanges, KeyDecision};
+use self::send_keys::{KeyDecision, SendKeyChanges};
 use crate::{Batch, Error, Result};
 
 /// The topic of accepted messages.
@@ -208,13 +208,14 @@ pub struct AcceptedMessage<'a> {
 
 /// Decides `batch` in order, on the rows that the engine has loaded and locked.
 ///
-/// `rows` has the users that have limits, `records` those of the batch's keys; `random` supplies the random bytes of message
-/// ids.
+/// `rows` has the users that have limits, `records` those of the batch's keys; `is_published` says that a broker gets the messages
+/// before the commit, so that every key must have a record; `random` supplies the random bytes of message ids.
 #[must_use]
 pub fn plan_sends<'a>(
     batch: &'a [SendMessage],
     rows: &mut HashMap<&'a str, Quota>,
     records: &mut HashMap<SendKeyHash, SendRecord>,
+    is_published: bool,
     now: Timestamp,
     mut random: impl FnMut() -> [u8; 10],
 ) -> SendPlan<'a> {
@@ -223,7 +224,7 @@ pub fn plan_sends<'a>(
     let mut touched: HashMap<&str, &UserId> = HashMap::new();
     for SendMessage { user, message, key, trace } in batch {
         let decision = key.as_ref().map_or(KeyDecision::New, |key| {
-            send_keys::decide(key, records.get(&key.hash), rows.get(user.as_str()), now)
+            send_keys::decide(key, records.get(&key.hash), rows.get(user.as_str()), now, is_published)
         });
         let resumed = match decision {
             KeyDecision::Answered(outcome) => {
@@ -283,8 +284,8 @@ impl SendPlan<'_> {
     /// What the plan changes in the records of keys. `reserved` are those that were created for this batch before it was
     /// published.
     #[must_use]
-    pub fn key_changes(&self, reserved: &HashSet<SendKeyHash>) -> KeyChanges {
-        KeyChanges::of(self.sends, &self.outcomes, reserved)
+    pub fn key_changes(&self, reserved: &HashSet<SendKeyHash>) -> SendKeyChanges {
+        SendKeyChanges::of(self.sends, &self.outcomes, reserved)
     }
 
     /// Adapts the plan when the broker confirmed only some of its messages: the others do not count, and denials that they
@@ -305,11 +306,16 @@ impl SendPlan<'_> {
         let mut confirmations = accepted.iter().zip(queued);
         // What became of the messages of this batch, for sends that repeat one of them.
         let mut confirmed: HashMap<MessageId, std::result::Result<Grant, EnqueueOutcome>> = HashMap::new();
+        // Keys of messages that were not published: other messages with them do not conflict.
+        let mut unused: HashSet<SendKeyHash> = HashSet::new();
         let recount = |(outcome, send): (SendOutcome, &SendMessage)| match outcome {
             SendOutcome::Accepted { message_id, limits, grant, at } => {
                 let queued = confirmations.next().map_or(EnqueueOutcome::Failed, |(_, queued)| *queued);
                 if queued != EnqueueOutcome::Enqueued {
                     confirmed.insert(message_id, Err(queued));
+                    if queued == EnqueueOutcome::Failed {
+                        unused.extend(send.key.map(|key| key.hash));
+                    }
                     return SendOutcome::NotQueued(queued);
                 }
                 let grant = before.get_mut(send.user.as_str()).map_or(grant, |row| match row.send(at) {
@@ -325,6 +331,9 @@ impl SendPlan<'_> {
                 None => SendOutcome::Replayed { message_id, grant, row, at },
             },
             SendOutcome::Denied { .. } if missing.contains(send.user.as_str()) => {
+                SendOutcome::NotQueued(EnqueueOutcome::Failed)
+            }
+            SendOutcome::KeyConflict if send.key.is_some_and(|key| unused.contains(&key.hash)) => {
                 SendOutcome::NotQueued(EnqueueOutcome::Failed)
             }
             other => other,
@@ -362,9 +371,9 @@ mod tests {
         rows: &mut HashMap<&'static str, Quota>,
         records: &mut HashMap<SendKeyHash, SendRecord>,
         now: Timestamp,
-    ) -> (String, KeyChanges) {
+    ) -> (String, SendKeyChanges) {
         let mut borrowed = rows.iter().map(|(user, row)| (*user, *row)).collect();
-        let plan = plan_sends(batch, &mut borrowed, records, now, random_bytes);
+        let plan = plan_sends(batch, &mut borrowed, records, false, now, random_bytes);
         for (user, row) in &plan.changed {
             *rows.get_mut(user.as_str()).unwrap() = *row;
         }
@@ -426,7 +435,7 @@ mod tests {
         let hashes: HashSet<_> = reserved.iter().map(|(hash, _)| *hash).collect();
         let mut records: HashMap<_, _> = reserved.iter().copied().collect();
         let (mut rows, mut before) = (HashMap::from([("a", row)]), HashMap::from([("a", row)]));
-        let plan = plan_sends(&batch, &mut rows, &mut records, now, || panic!("the ids are reserved"));
+        let plan = plan_sends(&batch, &mut rows, &mut records, true, now, || panic!("the ids are reserved"));
         let ids: Vec<_> = plan.accepted.iter().map(|message| message.message_id).collect();
         assert_eq!(ids, [3, 0, 1].map(|n: usize| reserved[n].1.message_id));
         let queued = [EnqueueOutcome::Enqueued, EnqueueOutcome::Unknown, EnqueueOutcome::Failed];
@@ -435,6 +444,36 @@ mod tests {
         let changes = plan.key_changes(&hashes);
         assert_eq!(changes.saved.iter().map(|(hash, _)| hash[0]).collect::<Vec<_>>(), [4]);
         assert_eq!(changes.forgotten, [[2; 16], [3; 16]], "the one whose outcome is unknown stays");
+    }
+
+    #[test]
+    fn nothing_is_published_under_a_key_whose_record_is_gone() {
+        let now = Timestamp::from_seconds(60);
+        let mut rows = HashMap::from([("a", Quota::new(QuotaLimits::new(5, 1).unwrap(), now))]);
+        let batch = [keyed("a", 1, 1), keyed("a", 2, 1), send("a")];
+        let mut records: HashMap<_, _> =
+            send_keys::reservations(&batch[1..2], now, random_bytes).into_iter().collect();
+        let mut expired = records.clone();
+        let plan = plan_sends(&batch, &mut rows, &mut records, true, now, random_bytes);
+        assert_eq!(letters(&plan.outcomes), "FAA");
+        let later = now.plus(send_keys::KEY_RETENTION);
+        let plan = plan_sends(&batch, &mut rows, &mut expired, true, later, random_bytes);
+        assert_eq!(letters(&plan.outcomes), "FFA");
+    }
+
+    #[test]
+    fn a_key_conflicts_with_no_message_that_was_not_published() {
+        let now = Timestamp::from_seconds(60);
+        let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), now);
+        let (mut rows, mut before) = (HashMap::from([("a", row)]), HashMap::from([("a", row)]));
+        let batch: Vec<_> =
+            [1, 2, 3].into_iter().flat_map(|key| [keyed("a", key, 1), keyed("a", key, 2)]).collect();
+        let mut records = send_keys::reservations(&batch, now, random_bytes).into_iter().collect();
+        let plan = plan_sends(&batch, &mut rows, &mut records, true, now, random_bytes);
+        assert_eq!(letters(&plan.outcomes), "ACACAC");
+        let queued = [EnqueueOutcome::Failed, EnqueueOutcome::Unknown, EnqueueOutcome::Enqueued];
+        let plan = plan.retain_confirmed(&mut before, &queued);
+        assert_eq!(letters(&plan.outcomes), "FFUCAC");
     }
 
     fn sent(limits: QuotaLimits, current_count: u32) -> Quota {
@@ -447,7 +486,7 @@ mod tests {
         let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let batch = [send("a"), send("nobody"), send("a"), send("a")];
-        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), false, now, || [7; 10]);
         assert!(matches!(
             plan.outcomes[..],
             [
@@ -470,7 +509,7 @@ mod tests {
         let ahead = Quota { last_refresh: Timestamp::from_seconds(7_200), ..sent(limits, 1) };
         let mut rows = HashMap::from([("a", ahead)]);
         let batch = [send("a")];
-        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), false, now, || [7; 10]);
         assert!(matches!(plan.outcomes[..], [SendOutcome::Denied { .. }]));
         assert_eq!(plan.changed[0].1, Quota { last_refresh: now, ..sent(limits, 1) });
     }
@@ -503,7 +542,7 @@ mod tests {
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let mut before = rows.clone();
         let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
-        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), false, now, || [7; 10]);
         let confirmations = [
             EnqueueOutcome::Failed,
             EnqueueOutcome::Enqueued,
@@ -537,7 +576,7 @@ mod tests {
         let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
         let mut before = rows.clone();
         let batch = [send("a"), send("b")];
-        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10])
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), false, now, || [7; 10])
             .retain_confirmed(&mut before, &[EnqueueOutcome::Failed]);
         let mut changed = plan.changed.clone();
         changed.sort_unstable_by_key(|(user, _)| user.as_str());
@@ -555,7 +594,7 @@ mod tests {
         let mut rows = HashMap::from([("a", before)]);
         let mut loaded = rows.clone();
         let batch = [send("a")];
-        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), now, || [7; 10])
+        let plan = plan_sends(&batch, &mut rows, &mut HashMap::new(), false, now, || [7; 10])
             .retain_confirmed(&mut loaded, &[EnqueueOutcome::Failed]);
         assert_eq!(plan.changed[0].1, before);
     }

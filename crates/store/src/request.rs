@@ -11,8 +11,8 @@
 //! Engines load, lock and save rows; plans decide batches: [`plan_submit`], [`plan_claim`], [`plan_report`],
 //! [`plan_callback`], [`plan_cancel`] and [`plan_replay`].
 
+mod hash_keys;
 mod job;
-mod key_index;
 mod plan_callback;
 mod plan_cancel;
 mod plan_claim;
@@ -21,8 +21,8 @@ mod plan_submit;
 mod tenants;
 mod turns;
 
+pub use self::hash_keys::{HashKeys, PlainKeysRefused, ResealedRequest, SealedHashKey, SealedNames};
 pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
-pub use self::key_index::{KeyIndex, PlainKeysRefused, ResealedRequest, SealedIndexKey, SealedNames};
 pub use self::plan_callback::plan_callback;
 pub use self::plan_cancel::plan_cancel;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
@@ -94,7 +94,7 @@ pub struct Submit {
     pub request_type: RequestType,
     /// Detects different submissions under the same key. Keyed if the key is.
     pub fingerprint: Fingerprint,
-    /// What the caller's key and fingerprint were stored as before [`RequestStore::begin_key_index`], while rows of then may be
+    /// What the caller's key and fingerprint were stored as before [`RequestStore::begin_hashing`], while rows of then may be
     /// in use: a live row of that form answers the submission, too.
     pub plain: Option<PlainKey>,
     pub payload: Sealed,
@@ -508,11 +508,11 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Begins to erase what a tenant has submitted until now, whatever its state. Returns how many requests there are; counts at
     /// most `count_max`.
     async fn begin_erasure(&self, tenant: &TenantId, count_max: usize) -> Result<u64>;
-    /// Erases up to `limit` requests of a tenant whose erasure has begun, with their jobs and dead letters; then, up to `limit` at
-    /// a time, the idempotency keys from before it began and the dead webhooks of requests that are gone. Workers that are calling
-    /// the requests lose them, and webhooks that wait find nothing to send. Returns `None` if nothing is to be erased, or another
-    /// server is at it.
-    async fn erase_some(&self, limit: usize) -> Result<Option<ErasedBatch>>;
+    /// Erases up to `limit` requests of a tenant whose erasure has begun, with their jobs, dead letters and dead webhooks; then, up
+    /// to `limit` at a time, the idempotency keys from before it began. Workers that are calling the requests lose them, and
+    /// webhooks that wait find nothing to send. The tenant is the one whose erasure began first, after `passed_over` others.
+    /// Returns `None` if nothing is to be erased, or another server is at it.
+    async fn erase_some(&self, limit: usize, passed_over: usize) -> Result<Option<ErasedBatch>>;
 
     /// The limits that operators have set for tenants.
     async fn tenant_limits(&self) -> Result<Vec<TenantLimit>>;
@@ -538,17 +538,17 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn newest_request(&self) -> Result<Option<Request>>;
 
     /// Whether idempotency keys are stored as keyed hashes, and the sealed key of these hashes.
-    async fn key_index(&self) -> Result<KeyIndex>;
+    async fn hash_keys(&self) -> Result<HashKeys>;
     /// Begins to store idempotency keys as keyed hashes, unless that has begun: from then on no server can store one in another
     /// form, not even one of an earlier version, and all servers use the key that was given first.
-    async fn begin_key_index(&self, key: &SealedIndexKey) -> Result<()>;
+    async fn begin_hashing(&self, key: &SealedHashKey) -> Result<()>;
     /// Stores the key of the hashes, unless there is one, and leaves the form in which requests are stored as it is.
-    async fn prepare_key_index(&self, key: &SealedIndexKey) -> Result<()>;
+    async fn prepare_hash_key(&self, key: &SealedHashKey) -> Result<()>;
     /// Stores the key of the hashes sealed with one more request key. Does nothing if it is stored so already, or if there is
     /// none yet.
-    async fn add_index_key(&self, key: &SealedIndexKey) -> Result<()>;
+    async fn add_hash_key(&self, key: &SealedHashKey) -> Result<()>;
     /// Removes one form of the key of the hashes, unless it is the last.
-    async fn remove_index_key(&self, name: &str, digest: &str) -> Result<()>;
+    async fn remove_hash_key(&self, name: &str, digest: &str) -> Result<()>;
     /// The names of the keys that requests are sealed with, in order of id, after `after`.
     async fn sealed_names(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<SealedNames>>;
     /// Replaces sealed fields of a request. A field that was changed or sealed again meanwhile stays as it is.

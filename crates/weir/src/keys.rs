@@ -83,10 +83,10 @@ async fn check(keys: &KeyRotation) -> anyhow::Result<ExitCode> {
             usage.unsealed
         )?;
     }
-    match usage.index_keys.as_slice() {
+    match usage.hash_keys.as_slice() {
         [] => writeln!(out, "idempotency keys are not hashed")?,
         names => {
-            let opens = if usage.index_opens { "can" } else { "cannot" };
+            let opens = if usage.hash_key_opens { "can" } else { "cannot" };
             let names = names.join("\" and with \"");
             writeln!(
                 out,

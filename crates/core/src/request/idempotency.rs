@@ -28,7 +28,7 @@ pub struct IdempotencyRecord {
 /// The outcome for a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Submission {
+pub enum SubmissionDecision {
     /// The first submission with its key, or the first since the key expired: it becomes a request.
     New,
     /// A repeated submission: it is answered with the current state of that request.
@@ -51,10 +51,14 @@ impl IdempotencyRecord {
 }
 
 /// Decides on a submission, given the record of its [`TenantKey`] if there is one.
-pub fn decide(record: Option<&IdempotencyRecord>, fingerprint: &Fingerprint, now: Timestamp) -> Submission {
+pub fn decide(
+    record: Option<&IdempotencyRecord>,
+    fingerprint: &Fingerprint,
+    now: Timestamp,
+) -> SubmissionDecision {
     match record.filter(|record| record.is_live(now)) {
-        None => Submission::New,
-        Some(record) if record.fingerprint == *fingerprint => Submission::Replay(record.request_id),
-        Some(_) => Submission::Conflict,
+        None => SubmissionDecision::New,
+        Some(record) if record.fingerprint == *fingerprint => SubmissionDecision::Replay(record.request_id),
+        Some(_) => SubmissionDecision::Conflict,
     }
 }

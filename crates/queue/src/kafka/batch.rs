@@ -10,13 +10,13 @@ use crate::publish::PublishOutcome;
 
 /// The outcomes of a batch, as far as they are known.
 #[derive(Debug)]
-pub(super) struct Batch {
-    progress: Mutex<Progress>,
+pub(super) struct PublishBatch {
+    progress: Mutex<PublishProgress>,
     complete: Notify,
 }
 
 #[derive(Debug)]
-struct Progress {
+struct PublishProgress {
     outcomes: Vec<Option<PublishOutcome>>,
     unknown: usize,
 }
@@ -24,13 +24,13 @@ struct Progress {
 /// Passed through librdkafka with an event, and back with its delivery report.
 #[derive(Debug)]
 pub(super) struct Ticket {
-    pub(super) batch: Arc<Batch>,
+    pub(super) batch: Arc<PublishBatch>,
     pub(super) index: usize,
 }
 
-impl Batch {
+impl PublishBatch {
     pub(super) fn new(events: usize) -> Arc<Self> {
-        let progress = Progress { outcomes: vec![None; events], unknown: events };
+        let progress = PublishProgress { outcomes: vec![None; events], unknown: events };
         Arc::new(Self { progress: Mutex::new(progress), complete: Notify::new() })
     }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_is_complete_with_its_last_outcome_and_keeps_their_order() {
-        let batch = Batch::new(2);
+        let batch = PublishBatch::new(2);
         batch.report(1, PublishOutcome::Failed(Error::ShuttingDown));
         batch.report(1, PublishOutcome::Confirmed);
         let early = tokio::time::timeout(std::time::Duration::ZERO, batch.complete()).await;
@@ -85,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn events_without_a_report_are_unknown_and_later_reports_are_ignored() {
-        let batch = Batch::new(2);
+        let batch = PublishBatch::new(2);
         batch.report(0, PublishOutcome::Confirmed);
         let outcomes = batch.close(|| Error::ShuttingDown);
         assert!(

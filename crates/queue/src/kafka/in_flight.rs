@@ -219,19 +219,19 @@ impl InFlight {
         settlement: &Settlement,
     ) -> Option<Vec<DeadMessage>> {
         let out = self.out.as_ref().filter(|out| out.leases == receipt.leases)?;
-        let verdicts = Verdicts::of(settlement);
+        let outcomes = SettledOutcomes::of(settlement);
         let mut ended = self.lost(receipt);
         let mut dead_messages = Vec::new();
         for entry in &out.entries {
             if ended.contains(&entry.partition()) {
                 continue;
             }
-            match verdicts.of_entry(entry) {
-                Verdict::Done => {}
-                Verdict::Dead(reason) => {
+            match outcomes.of_entry(entry) {
+                SettledOutcome::Done => {}
+                SettledOutcome::Dead(reason) => {
                     dead_messages.push(DeadMessage { entry: entry.clone(), reason: reason.to_owned() });
                 }
-                Verdict::Again(_) => {
+                SettledOutcome::Again(_) => {
                     ended.insert(entry.partition());
                 }
             }
@@ -250,7 +250,7 @@ impl InFlight {
         let Some(out) = self.out.take_if(|out| out.leases == receipt.leases) else {
             return false;
         };
-        let verdicts = Verdicts::of(settlement);
+        let outcomes = SettledOutcomes::of(settlement);
         let lost = self.lost(receipt);
         let (mut ended, mut again) = (BTreeSet::new(), Vec::new());
         for mut entry in out.entries {
@@ -258,11 +258,11 @@ impl InFlight {
             if lost.contains(&partition) {
                 continue;
             }
-            let verdict = verdicts.of_entry(&entry);
-            let settled = match verdict {
-                Verdict::Done => true,
-                Verdict::Dead(_) => published.contains(&position),
-                Verdict::Again(pause) => {
+            let outcome = outcomes.of_entry(&entry);
+            let settled = match outcome {
+                SettledOutcome::Done => true,
+                SettledOutcome::Dead(_) => published.contains(&position),
+                SettledOutcome::Again(pause) => {
                     if let Some(pause) = pause {
                         entry.message.attempts = entry.message.attempts.saturating_add(1);
                         self.hold(partition, now.checked_add(pause));
@@ -324,30 +324,32 @@ impl InFlight {
 }
 
 /// What happens to messages, by position.
-struct Verdicts<'a>(HashMap<Position, Verdict<'a>>);
+struct SettledOutcomes<'a>(HashMap<Position, SettledOutcome<'a>>);
 
 #[derive(Clone, Copy)]
-enum Verdict<'a> {
+enum SettledOutcome<'a> {
     Done,
     Dead(&'a str),
     /// To be delivered again, after a pause if given.
     Again(Option<std::time::Duration>),
 }
 
-impl<'a> Verdicts<'a> {
+impl<'a> SettledOutcomes<'a> {
     fn of(settlement: &'a Settlement) -> Self {
-        let done = settlement.done.iter().map(|position| (*position, Verdict::Done));
-        let dead = settlement.dead.iter().map(|(position, reason)| (*position, Verdict::Dead(reason)));
+        let done = settlement.done.iter().map(|position| (*position, SettledOutcome::Done));
+        let dead = settlement.dead.iter().map(|(position, reason)| (*position, SettledOutcome::Dead(reason)));
         let retry =
-            settlement.retry.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
+            settlement.retry.iter().map(|(position, pause)| (*position, SettledOutcome::Again(Some(*pause))));
         // A single message of a partition cannot wait, so deferring holds back the partition, as a retry does.
-        let deferred =
-            settlement.deferred.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
+        let deferred = settlement
+            .deferred
+            .iter()
+            .map(|(position, pause)| (*position, SettledOutcome::Again(Some(*pause))));
         Self(done.chain(dead).chain(retry).chain(deferred).collect())
     }
 
-    fn of_entry(&self, entry: &Entry) -> Verdict<'a> {
-        self.0.get(&entry.message.position).copied().unwrap_or(Verdict::Again(None))
+    fn of_entry(&self, entry: &Entry) -> SettledOutcome<'a> {
+        self.0.get(&entry.message.position).copied().unwrap_or(SettledOutcome::Again(None))
     }
 }
 

@@ -19,7 +19,7 @@ use rdkafka::producer::{
 use weir_store::engine_calls::EngineCalls;
 use weir_store::{Error, Result};
 
-use super::batch::{Batch, Ticket};
+use super::batch::{PublishBatch, Ticket};
 use super::watch::{Problem, Task, Watch};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log, status};
 use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
@@ -82,13 +82,13 @@ impl PublisherSettings {
 /// Publishes to Kafka.
 #[derive(Debug)]
 pub struct KafkaPublisher {
-    shared: Arc<Shared>,
+    shared: Arc<ProducerState>,
 }
 
-type Producer = ThreadedProducer<Context>;
+type Producer = ThreadedProducer<PublisherContext>;
 
 /// Shared with the watcher thread.
-struct Shared {
+struct ProducerState {
     config: ClientConfig,
     settings: PublisherSettings,
     watch: Arc<Watch>,
@@ -98,18 +98,18 @@ struct Shared {
     calls: EngineCalls,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ProducerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("ProducerState").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
 /// Callbacks of librdkafka.
-struct Context {
+struct PublisherContext {
     watch: Arc<Watch>,
 }
 
-impl ClientContext for Context {
+impl ClientContext for PublisherContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         log::line(level, facility, line);
     }
@@ -130,7 +130,7 @@ impl ClientContext for Context {
     }
 }
 
-impl Context {
+impl PublisherContext {
     /// Logs why brokers cannot be used, once until they answer.
     fn refused(&self, problem: Problem, reason: &str) {
         if self.watch.set_problem(Some(problem)) {
@@ -141,7 +141,7 @@ impl Context {
     }
 }
 
-impl ProducerContext for Context {
+impl ProducerContext for PublisherContext {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
@@ -169,7 +169,7 @@ impl KafkaPublisher {
         let producer = build(&config, &watch).map_err(|cause| Error::failed(ENGINE, cause))?;
         let (topic, producer) = (OnceLock::new(), RwLock::new(producer));
         let calls = EngineCalls::new(ENGINE);
-        let shared = Arc::new(Shared { config, settings, watch, topic, producer, calls });
+        let shared = Arc::new(ProducerState { config, settings, watch, topic, producer, calls });
         let watcher = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("kafka-watcher".to_owned())
@@ -201,7 +201,7 @@ impl Drop for KafkaPublisher {
 }
 
 fn build(config: &ClientConfig, watch: &Arc<Watch>) -> KafkaResult<Producer> {
-    ThreadedProducer::from_config_and_context(config, Context { watch: Arc::clone(watch) })
+    ThreadedProducer::from_config_and_context(config, PublisherContext { watch: Arc::clone(watch) })
 }
 
 #[async_trait]
@@ -213,7 +213,7 @@ impl Publisher for KafkaPublisher {
             return vec![refusal; events.len()];
         }
         let _timer = shared.calls.start("publish");
-        let batch = Batch::new(events.len());
+        let batch = PublishBatch::new(events.len());
         shared.enqueue(topic, events, &batch);
         if tokio::time::timeout(shared.settings.timeout, batch.complete()).await.is_err() {
             shared.watch.suspect();
@@ -239,14 +239,14 @@ fn too_late() -> Error {
     Error::unavailable(ENGINE, "the brokers did not confirm in time")
 }
 
-impl Shared {
+impl ProducerState {
     fn no_answer(&self) -> Error {
         Error::unavailable(ENGINE, self.watch.problem().map_or("no broker answers", Problem::sentence))
     }
 
     /// Adds a batch to librdkafka's queue. If the queue is full, the rest of the batch fails at once; while it is being purged
     /// or the producer replaced, the whole batch does.
-    fn enqueue(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<Batch>) {
+    fn enqueue(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<PublishBatch>) {
         if self.topic.get().is_none() {
             // If another thread sets it first, its topic is as good.
             let _ = self.topic.set(topic.to_owned());

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use weir_core::SpanId;
 use weir_store::{Error, Result};
 
-use self::group::Context;
+use self::group::GroupContext;
 use super::in_flight::{DeadMessage, Entry, InFlight, Limits};
 use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
 use crate::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
@@ -77,16 +77,16 @@ impl SourceSettings {
 
 /// A source of one topic's messages.
 pub struct KafkaSource {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSource>,
     /// Publishes dead letters.
     dead_letters: Arc<dyn Publisher>,
 }
 
-type Consumer = BaseConsumer<Context>;
+type Consumer = BaseConsumer<GroupContext>;
 
-struct Shared {
+struct SharedSource {
     topic: String,
-    state: Mutex<State>,
+    state: Mutex<SourceState>,
     /// Notified when the state changes in a way that the polling thread waits for.
     changed: Condvar,
     /// Notified when there may be messages to claim.
@@ -95,7 +95,7 @@ struct Shared {
     closed: Notify,
 }
 
-struct State {
+struct SourceState {
     in_flight: InFlight,
     committing: bool,
     /// Whether the last poll succeeded.
@@ -126,15 +126,15 @@ impl KafkaSource {
         dead_letters: Arc<dyn Publisher>,
     ) -> Result<Self> {
         let in_flight = InFlight::new(topic.to_owned(), LIMITS);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedSource {
             topic: topic.to_owned(),
-            state: Mutex::new(State { in_flight, committing: false, reachable: true, consumer: None }),
+            state: Mutex::new(SourceState { in_flight, committing: false, reachable: true, consumer: None }),
             changed: Condvar::new(),
             wake: Notify::new(),
             stop: AtomicBool::new(false),
             closed: Notify::new(),
         });
-        let context = Context { shared: Arc::clone(&shared) };
+        let context = GroupContext { shared: Arc::clone(&shared) };
         let created = BaseConsumer::from_config_and_context(&settings.config(brokers), context)
             .and_then(|consumer: Consumer| consumer.subscribe(&[topic]).map(|()| Arc::new(consumer)));
         let consumer = created.map_err(|cause| Error::failed(ENGINE, cause))?;
@@ -241,7 +241,7 @@ fn dead_letter_event(topic: &str, DeadMessage { entry, reason }: DeadMessage) ->
     OutgoingEvent { key: entry.key, payload: entry.message.payload, headers }
 }
 
-impl State {
+impl SourceState {
     /// Returns the offsets to commit, if any.
     fn begin_commit(&mut self) -> Result<Option<Commit>> {
         let offsets = self.in_flight.uncommitted();
@@ -256,7 +256,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedSource {
     fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.changed.notify_all();

@@ -28,9 +28,9 @@ impl Default for TopicSettings {
     }
 }
 
-struct Context;
+struct AdminContext;
 
-impl ClientContext for Context {
+impl ClientContext for AdminContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         log::line(level, facility, line);
     }
@@ -45,7 +45,7 @@ impl ClientContext for Context {
 pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSettings) -> Result<()> {
     let mut config = client_config(brokers);
     config.set("socket.timeout.ms", REQUEST_TIMEOUT.as_millis().to_string());
-    let admin = AdminClient::from_config_and_context(&config, Context)
+    let admin = AdminClient::from_config_and_context(&config, AdminContext)
         .map_err(|cause| Error::failed(ENGINE, cause))?;
     // Listing topics first shows whether brokers answer, and avoids a request that they may refuse.
     let (admin, existing) = tokio::task::spawn_blocking(move || {
@@ -64,13 +64,13 @@ pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSe
     outcome
 }
 
-fn existing(admin: &AdminClient<Context>) -> rdkafka::error::KafkaResult<Vec<String>> {
+fn existing(admin: &AdminClient<AdminContext>) -> rdkafka::error::KafkaResult<Vec<String>> {
     let metadata = admin.inner().fetch_metadata(None, REQUEST_TIMEOUT)?;
     let there = metadata.topics().iter().filter(|topic| topic.error().is_none());
     Ok(there.map(|topic| topic.name().to_owned()).collect())
 }
 
-async fn create(admin: &AdminClient<Context>, topics: &[&str], settings: TopicSettings) -> Result<()> {
+async fn create(admin: &AdminClient<AdminContext>, topics: &[&str], settings: TopicSettings) -> Result<()> {
     let bytes_max = EVENT_BYTES_MAX.to_string();
     let new: Vec<NewTopic<'_>> = topics
         .iter()

@@ -110,9 +110,8 @@ impl std::fmt::Debug for WebhookSecret {
 
 #[cfg(test)]
 mod tests {
-    use crate::request::settings as request_settings;
-
     use super::*;
+    use crate::settings::secret::Secret;
 
     const NEW: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     const OLD: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -121,7 +120,7 @@ mod tests {
     fn load(text: &str) -> WebhookSecret {
         let mut settings =
             crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;
-        settings.webhook_secret = Some(request_settings::Secret(text.to_owned()));
+        settings.webhook_secret = Some(Secret(text.to_owned()));
         WebhookSecret::load(&settings, Path::new("")).unwrap()
     }
 

@@ -1,9 +1,23 @@
 //! What happens to forwarded AI calls: each event writes its log line and moves its metric.
 
+use std::time::Duration;
+
 use super::GatewayError;
 use super::metrics::GatewayMetrics;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
+
+/// The upstream has begun its response to an AI call.
+pub(super) struct AiCallAnswered {
+    /// How long that took.
+    pub(super) latency: Duration,
+}
+
+impl AiCallAnswered {
+    pub(super) fn emit(self, metrics: &GatewayMetrics) {
+        metrics.record_answered(self.latency);
+    }
+}
 
 /// An AI call got no response from the upstream. During an outage every call fails alike, so the line is written at most
 /// once a second.

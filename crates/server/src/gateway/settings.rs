@@ -5,8 +5,8 @@ use std::time::Duration;
 use http::HeaderValue;
 use url::Url;
 
-use crate::request::settings::Secret;
 use crate::settings::parse::{boolean, bytes, count, duration};
+use crate::settings::secret::Secret;
 use crate::settings::source::{SettingError, SettingsReader};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use tokio_rustls::Accept;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::unread::Unread;
+use super::requests::GrpcCaller;
 use crate::peer::transport::Tcp;
 use crate::tls::{Protocols, Tls};
 
@@ -52,8 +52,8 @@ pub(super) fn connections(
 }
 
 pub(super) struct GrpcConnection {
-    transport: Transport,
-    unread: Unread,
+    transport: GrpcTransport,
+    caller: GrpcCaller,
     _permit: OwnedSemaphorePermit,
     /// The bytes of the preface that have not arrived yet.
     preface: usize,
@@ -61,7 +61,7 @@ pub(super) struct GrpcConnection {
     preface_timer: Option<Pin<Box<Sleep>>>,
 }
 
-enum Transport {
+enum GrpcTransport {
     Plain(Tcp),
     Handshake(Box<Accept<Tcp>>),
     Tls(Box<TlsStream<Tcp>>),
@@ -71,17 +71,23 @@ impl GrpcConnection {
     fn new(stream: Tcp, tls: Option<&Tls>, permit: OwnedSemaphorePermit) -> Self {
         let preface_timer = Some(Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)));
         let transport = match tls {
-            Some(tls) => Transport::Handshake(Box::new(tls.acceptor(Protocols::Grpc).accept(stream))),
-            None => Transport::Plain(stream),
+            Some(tls) => GrpcTransport::Handshake(Box::new(tls.acceptor(Protocols::Grpc).accept(stream))),
+            None => GrpcTransport::Plain(stream),
         };
-        Self { transport, unread: Unread::default(), _permit: permit, preface: PREFACE_BYTES, preface_timer }
+        Self {
+            transport,
+            caller: GrpcCaller::default(),
+            _permit: permit,
+            preface: PREFACE_BYTES,
+            preface_timer,
+        }
     }
 
     /// Returns what to read from and write to, once the handshake is complete.
     fn poll_stream(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Pin<&mut dyn ReadWrite>>> {
-        if let Transport::Handshake(handshake) = &mut self.transport {
+        if let GrpcTransport::Handshake(handshake) = &mut self.transport {
             match Pin::new(handshake.as_mut()).poll(context) {
-                Poll::Ready(Ok(stream)) => self.transport = Transport::Tls(Box::new(stream)),
+                Poll::Ready(Ok(stream)) => self.transport = GrpcTransport::Tls(Box::new(stream)),
                 Poll::Ready(Err(error)) => {
                     tracing::debug!(%error, "a TLS handshake on gRPC failed");
                     return Poll::Ready(Err(error));
@@ -90,9 +96,9 @@ impl GrpcConnection {
             }
         }
         Poll::Ready(Ok(match &mut self.transport {
-            Transport::Plain(stream) => Pin::new(stream),
-            Transport::Tls(stream) => Pin::new(stream.as_mut()),
-            Transport::Handshake(_) => return Poll::Pending,
+            GrpcTransport::Plain(stream) => Pin::new(stream),
+            GrpcTransport::Tls(stream) => Pin::new(stream.as_mut()),
+            GrpcTransport::Handshake(_) => return Poll::Pending,
         }))
     }
 
@@ -110,10 +116,10 @@ trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
 
 impl Connected for GrpcConnection {
-    type ConnectInfo = Unread;
+    type ConnectInfo = GrpcCaller;
 
-    fn connect_info(&self) -> Unread {
-        self.unread.clone()
+    fn connect_info(&self) -> GrpcCaller {
+        self.caller.clone()
     }
 }
 
@@ -123,7 +129,7 @@ impl AsyncRead for GrpcConnection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.unread.is_overdue() {
+        if self.caller.unread.is_overdue() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let before = buffer.filled().len();
@@ -212,7 +218,7 @@ mod tests {
         let mut connection = accepted.next().await.unwrap().unwrap();
         client.write_all(&[0; PREFACE_BYTES]).await.unwrap();
         connection.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
-        let message = connection.connect_info().track(Bytes::from_static(b"message"));
+        let message = connection.connect_info().unread.track(Bytes::from_static(b"message"), None);
         tokio::time::advance(WRITE_TIMEOUT).await;
         let read = connection.read_u8().now_or_never().expect("it does not wait");
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);

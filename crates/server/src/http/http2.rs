@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 pub(super) use self::stream_body::StreamExecutor;
-use self::stream_body::{StreamBody, Unread};
+use self::stream_body::{StreamBody, UnreadResponse};
 use super::error::ApiError;
 use super::event_stream::with_events;
 use super::serve::{Acceptor, BUFFER_MAX, HEAD_MAX, head_length};
@@ -168,14 +168,14 @@ impl Acceptor {
         connection: Peer,
         streams: Arc<Streams>,
         request: Request<Incoming>,
-    ) -> Result<Response<StreamBody<Caller>>, Disconnected> {
+    ) -> Result<Response<StreamBody<WaitingCaller>>, Disconnected> {
         let active = streams.begin();
         let is_head = request.method() == Method::HEAD;
         // The semaphore is never closed.
         let handler = Arc::clone(&streams.handlers).acquire_owned().await.map_err(|_closed| Disconnected)?;
         // A connection of the reserve that serves an ordinary request is an ordinary one.
         connection.leave_reserve();
-        let unread = Unread::current();
+        let unread = UnreadResponse::current();
         let (alive, cancelled) = oneshot::channel();
         let (response, peer) = match self.request_permit(&streams, &request) {
             None => {
@@ -190,7 +190,7 @@ impl Acceptor {
             }
         };
         let response = if is_head { without_body(response) } else { with_events(response) };
-        let caller = Caller { _alive: alive, _peer: peer, _active: active };
+        let caller = WaitingCaller { _alive: alive, _peer: peer, _active: active };
         Ok(response.map(|body| StreamBody::new(body, unread, caller)))
     }
 
@@ -270,7 +270,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// The caller of a request, while it has not taken its response.
-struct Caller {
+struct WaitingCaller {
     _alive: oneshot::Sender<Infallible>,
     /// With the permit of the request.
     _peer: Option<Peer>,

@@ -13,6 +13,8 @@ use prometheus_client::registry::Registry;
 use weir_store::request::JobCounts;
 use weir_store_redis::ScriptCounts;
 
+use crate::telemetry::labels::DownstreamLabels;
+
 /// How many topics have their dead letters counted.
 pub(super) const TOPICS_COUNTED: usize = 3;
 
@@ -93,11 +95,6 @@ struct JobLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DownstreamLabels {
-    downstream: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TopicLabels {
     topic: &'static str,
 }
@@ -124,7 +121,7 @@ impl OperationsMetrics {
         r.register("redis_slow_scripts", slow, self.redis_slow_scripts.clone());
     }
 
-    pub fn record_engine(&self, engine: &'static str, is_up: bool) {
+    pub fn show_engine(&self, engine: &'static str, is_up: bool) {
         self.engine_up.get_or_create(&EngineLabels { engine }).set(i64::from(is_up));
     }
 

@@ -46,8 +46,8 @@ struct HealthData {
     #[schema(examples(3600))]
     uptime: u64,
     /// One entry for each engine in use, by its name, such as `sqlite` or `postgresql`.
-    #[schema(value_type = BTreeMap<String, CheckResponse>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
-    checks: BTreeMap<&'static str, CheckResponse>,
+    #[schema(value_type = BTreeMap<String, HealthCheck>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
+    checks: BTreeMap<&'static str, HealthCheck>,
     /// One entry for each clock that decides: `system`, and those of the engines on other machines.
     #[schema(value_type = BTreeMap<String, ClockResponse>, examples(json!({"system": {"status": "steady"}})))]
     clocks: BTreeMap<&'static str, ClockResponse>,
@@ -88,8 +88,7 @@ impl From<ClockState> for ClockResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = HealthCheck)]
-struct CheckResponse {
+struct HealthCheck {
     #[schema(value_type = schema::EngineStatus)]
     status: &'static str,
     /// How long the engine took to answer, in milliseconds.
@@ -126,7 +125,7 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
         if healthy { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
     let describe = |check: &EngineCheck| {
         let status = if check.up { "up" } else { "down" };
-        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
+        (check.engine, HealthCheck { status, latency_ms: check.latency.as_millis(), reason: check.reason })
     };
     let body = HealthResponse {
         success: healthy,
@@ -180,7 +179,7 @@ pub(crate) async fn get_metrics(
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let format = MetricsFormat::from_accept(&accept.collect::<Vec<_>>().join(","));
     for check in app.health.check().await {
-        app.metrics.operations.record_engine(check.engine, check.up);
+        app.metrics.operations.show_engine(check.engine, check.up);
     }
     app.backlog.update().await;
     app.tier.update_metrics();

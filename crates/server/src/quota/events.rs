@@ -4,7 +4,8 @@ use weir_core::UserId;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::FailureCause;
 use weir_queue::Message;
-use weir_store::Error;
+use weir_store::quota::SendOutcome;
+use weir_store::{Error, Result};
 
 use super::metrics::QuotaMetrics;
 use crate::telemetry::request_context::LogIds;
@@ -62,6 +63,41 @@ fn describe(limits: QuotaLimits) -> String {
     format!("rateLimit={} timeWindowMinutes={}", limits.rate_limit(), limits.time_window_minutes())
 }
 
+/// A send was decided, or could not be. The caller learns why; no line is written for each.
+pub(super) struct SendDecided<'a> {
+    pub(super) outcome: &'a Result<SendOutcome>,
+}
+
+impl SendDecided<'_> {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        metrics.record_send(self.outcome);
+    }
+}
+
+/// A send was denied from memory.
+pub(super) struct SendDeniedFromCache;
+
+impl SendDeniedFromCache {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        metrics.denied_from_cache.inc();
+    }
+}
+
+/// Expired idempotency keys were deleted.
+pub(super) struct KeysPurged {
+    pub(super) count: usize,
+}
+
+impl KeysPurged {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        let Self { count } = self;
+        if count > 0 {
+            metrics.keys_purged.inc_by(count as u64);
+            tracing::debug!(purged = count, "deleted expired idempotency keys of sends");
+        }
+    }
+}
+
 /// Expired idempotency keys could not be deleted. Logged once per outage.
 pub(super) struct KeysPurgeFailed<'a> {
     pub(super) error: &'a Error,
@@ -84,6 +120,17 @@ pub(super) struct DeliveryFailed<'a> {
 impl DeliveryFailed<'_> {
     pub(super) fn emit(self) {
         tracing::warn!(error = %self.error.with_causes(), "cannot deliver messages; retrying until it succeeds");
+    }
+}
+
+/// Messages were delivered. Each has its line `SMS SENT` (`sms_log.rs`).
+pub(super) struct MessagesDelivered {
+    pub(super) count: usize,
+}
+
+impl MessagesDelivered {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        metrics.delivered.inc_by(self.count as u64);
     }
 }
 
@@ -179,5 +226,27 @@ mod tests {
         assert_eq!(metrics.malformed.get(), 1);
         assert!(line.contains("ERROR") && line.contains("malformed event"), "{line}");
         assert!(line.contains(&"x".repeat(256)) && !line.contains(&"x".repeat(257)), "{line}");
+    }
+
+    #[test]
+    fn a_message_that_is_given_up_or_tried_again_is_counted_and_logged() {
+        let metrics = QuotaMetrics::new(CacheMetrics::default());
+        let (user, message_id, attempts) = ("alice", uuid::Uuid::nil(), 3);
+        let cause = FailureCause::Rejected(410);
+        let line = capture(|| SmsRetried { user, message_id, attempts, cause }.emit(&metrics));
+        assert!(line.contains("userId=\"alice\"") && line.contains("tried again"), "{line}");
+        assert_eq!((metrics.retried.get(), metrics.given_up.get()), (1, 0));
+        let line = capture(|| SmsGivenUp { user, message_id, attempts, cause }.emit(&metrics));
+        assert!(line.contains("ERROR") && line.contains("attempts=3"), "{line}");
+        assert_eq!((metrics.retried.get(), metrics.given_up.get()), (1, 1));
+    }
+
+    #[test]
+    fn deleted_keys_are_counted_and_logged() {
+        let metrics = QuotaMetrics::new(CacheMetrics::default());
+        assert_eq!(capture(|| KeysPurged { count: 0 }.emit(&metrics)), "");
+        let line = capture(|| KeysPurged { count: 12 }.emit(&metrics));
+        assert!(line.contains("purged=12"), "{line}");
+        assert_eq!(metrics.keys_purged.get(), 12);
     }
 }

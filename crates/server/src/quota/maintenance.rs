@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use weir_store::quota::QuotaStore;
 
-use super::events::KeysPurgeFailed;
+use super::events::{KeysPurgeFailed, KeysPurged};
 use super::metrics::QuotaMetrics;
 
 /// Keys of one commit.
@@ -39,7 +39,7 @@ impl KeyPurge {
             is_working = outcome.is_ok();
             let pause = match outcome {
                 Ok(purged) => {
-                    self.metrics.keys_purged.inc_by(purged as u64);
+                    KeysPurged { count: purged }.emit(&self.metrics);
                     if purged >= BATCH { PAUSE } else { PAUSE_WHEN_CLEAN }
                 }
                 Err(_) => PAUSE_AFTER_ERROR,

@@ -65,8 +65,7 @@ impl<'de> Deserialize<'de> for Positive {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = QuotaResponse)]
-pub(crate) struct ConfigResponse {
+pub(crate) struct QuotaResponse {
     #[schema(value_type = schema::UserId)]
     user_id: Box<str>,
     /// Messages allowed in a window.
@@ -130,7 +129,7 @@ struct SendResponse<'a> {
         (
             status = 200,
             description = "The quota as saved. It is durable: a restart keeps it.",
-            body = ConfigResponse,
+            body = QuotaResponse,
         ),
     ),
 )]
@@ -157,14 +156,14 @@ pub(crate) async fn configure_quota(
     tag = "quota",
     params(PageQuery),
     responses(
-        (status = 200, description = "A page of quotas.", body = Page<ConfigResponse>),
+        (status = 200, description = "A page of quotas.", body = Page<QuotaResponse>),
         (status = 400, description = "`limit` or `cursor` is not valid."),
     ),
 )]
 pub(crate) async fn list_quotas(
     State(app): State<Arc<App>>,
     query: Result<Query<PageQuery>, QueryRejection>,
-) -> Result<Json<Page<ConfigResponse>>, ApiError> {
+) -> Result<Json<Page<QuotaResponse>>, ApiError> {
     let Query(PageQuery { limit, cursor }) =
         query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(limit.as_deref())?;
@@ -194,7 +193,7 @@ pub(crate) async fn list_quotas(
                 is not a control character.",
         ),
     ),
-    responses((status = 200, description = "The quota in its present window.", body = ConfigResponse),
+    responses((status = 200, description = "The quota in its present window.", body = QuotaResponse),
         (
             status = 400,
             description = "The userId in the path is too long or contains a control character. Nothing was changed.",
@@ -419,8 +418,8 @@ fn rate_limit_headers(
     }
 }
 
-fn describe(user: &UserId, quota: &Quota) -> ConfigResponse {
-    ConfigResponse {
+fn describe(user: &UserId, quota: &Quota) -> QuotaResponse {
+    QuotaResponse {
         user_id: user.as_str().into(),
         rate_limit: quota.limits.rate_limit(),
         time_window: quota.limits.time_window_minutes(),

@@ -15,7 +15,7 @@ use weir_queue::{Message, MessageClaim, MessageSource, Settlement, sms};
 use weir_store::quota::TOPIC;
 use weir_store::{Error, Result};
 
-use super::events::{ClaimExpired, DeliveryFailed, MessageMalformed};
+use super::events::{ClaimExpired, DeliveryFailed, MessageMalformed, MessagesDelivered};
 use super::metrics::QuotaMetrics;
 use super::provider::{Provider, ProviderDependencies};
 use super::settings::SenderSettings;
@@ -144,7 +144,7 @@ impl Sender {
         let written = log.write();
         self.has_partial_line.store(written.is_err(), Ordering::Relaxed);
         written?;
-        self.metrics.delivered.inc_by(settlement.done.len() as u64);
+        MessagesDelivered { count: settlement.done.len() }.emit(&self.metrics);
         if let Some(provider) = &self.provider {
             provider.mark_logged(messages);
         }

@@ -11,6 +11,7 @@ use weir_store::limit_changes::LimitChange;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store::{Error, Lanes, Result};
 
+use super::events::{SendDecided, SendDeniedFromCache};
 use super::metrics::QuotaMetrics;
 use super::send_keys::{HashKeySource, send_key};
 use crate::engines::{Engines, within};
@@ -90,7 +91,7 @@ impl QuotaService {
     /// Decides one send. Fails when the lane is full or the store does not answer in time.
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
         if let Some(denied) = self.denials.get(&send.user) {
-            self.metrics.denied_from_cache.inc();
+            SendDeniedFromCache.emit(&self.metrics);
             return Ok(denied);
         }
         let (user, query) = (send.user.clone(), self.denials.begin_query());
@@ -99,7 +100,7 @@ impl QuotaService {
         if let Ok(denied @ SendOutcome::Denied { .. }) = &outcome {
             self.denials.record(query, &user, denied);
         }
-        self.metrics.record_send(&outcome);
+        SendDecided { outcome: &outcome }.emit(&self.metrics);
         outcome
     }
 
@@ -109,7 +110,7 @@ impl QuotaService {
         let hash_key = (self.hash_key)().await?;
         send.key = Some(send_key(&hash_key, &send.user, key, &send.message));
         let outcome = self.lanes.submit(send.user.clone().as_str(), send).await;
-        self.metrics.record_send(&outcome);
+        SendDecided { outcome: &outcome }.emit(&self.metrics);
         outcome
     }
 

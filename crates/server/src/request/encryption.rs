@@ -13,7 +13,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::digest::{Context, SHA256};
 use weir_core::{RequestId, STORED_MARK};
-use weir_store::request::{Sealed, SealedIndexKey, SealingKey};
+use weir_store::request::{Sealed, SealedHashKey, SealingKey};
 
 use super::key_command::CommandKeys;
 use super::settings::RequestSettings;
@@ -22,7 +22,7 @@ use crate::settings::source::SettingError;
 
 const KEY_BYTES: usize = 32;
 /// The length of the key that idempotency keys are hashed with.
-pub(crate) const INDEX_KEY_BYTES: usize = 32;
+pub(crate) const HASH_KEY_BYTES: usize = 32;
 
 /// How many bytes sealing adds: the nonce and the tag.
 pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
@@ -102,7 +102,7 @@ pub enum SealedField {
     FailureMessage,
     CallbackUrl,
     /// The key that idempotency keys are hashed with; not a field of a request.
-    IndexKey,
+    HashKey,
     /// A known value that identifies a key; not a field of a request.
     Check,
 }
@@ -118,19 +118,19 @@ pub enum OpenError {
 
 /// The keys of this server.
 pub struct Keyring {
-    keys: Vec<Key>,
+    keys: Vec<RequestKey>,
     /// Where the keys came from, for error messages.
     source: String,
 }
 
-struct Key {
+struct RequestKey {
     name: String,
     /// Shows only whether two keys are equal.
     digest: String,
     key: LessSafeKey,
 }
 
-impl Key {
+impl RequestKey {
     fn new(name: String, bytes: &[u8]) -> Option<Self> {
         let digest = digest(bytes);
         Some(Self { name, digest, key: LessSafeKey::new(UnboundKey::new(&AES_256_GCM, bytes).ok()?) })
@@ -190,7 +190,7 @@ impl Keyring {
 
     pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
         // The provider has checked the length, so no key is dropped here.
-        let keys = provider.keys()?.into_iter().filter_map(|(name, key)| Key::new(name, &key));
+        let keys = provider.keys()?.into_iter().filter_map(|(name, key)| RequestKey::new(name, &key));
         Ok(Self { keys: keys.collect(), source: "WEIR_REQUEST_KEYS".to_owned() })
     }
 
@@ -220,14 +220,14 @@ impl Keyring {
         self.open(NO_REQUEST, SealedField::Check, &key.check).is_ok_and(|value| value == CHECK)
     }
 
-    fn first(&self) -> std::io::Result<&Key> {
+    fn first(&self) -> std::io::Result<&RequestKey> {
         self.keys.first().ok_or_else(|| std::io::Error::other("there is no key to encrypt with"))
     }
 
     /// Seals a field of a request with the first key.
     /// Fails when there is no key, or the text is too long for the cipher.
     pub fn seal(&self, id: RequestId, field: SealedField, plain: &[u8]) -> std::io::Result<Sealed> {
-        let Key { name, key, .. } = self.first()?;
+        let RequestKey { name, key, .. } = self.first()?;
         let nonce: [u8; NONCE_LEN] = rand::random();
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
         bytes.extend_from_slice(&nonce);
@@ -247,7 +247,7 @@ impl Keyring {
     /// Fails when the key is missing, or the ciphertext was changed or belongs elsewhere.
     pub fn open(&self, id: RequestId, field: SealedField, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
         let key = self.keys.iter().find(|key| key.name == sealed.key_id);
-        let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
+        let RequestKey { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
         let (nonce, rest) = sealed.bytes.split_first_chunk::<NONCE_LEN>().ok_or(OpenError::Broken)?;
         let mut bytes = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -278,9 +278,9 @@ impl Keyring {
 
     /// Seals the key that idempotency keys are hashed with, with the first key.
     /// Fails like [`Keyring::seal`].
-    pub(crate) fn seal_index_key(&self, key: &[u8]) -> std::io::Result<SealedIndexKey> {
-        let Sealed { key_id, bytes } = self.seal(NO_REQUEST, SealedField::IndexKey, key)?;
-        Ok(SealedIndexKey { name: key_id, digest: self.first()?.digest.clone(), bytes })
+    pub(crate) fn seal_hash_key(&self, key: &[u8]) -> std::io::Result<SealedHashKey> {
+        let Sealed { key_id, bytes } = self.seal(NO_REQUEST, SealedField::HashKey, key)?;
+        Ok(SealedHashKey { name: key_id, digest: self.first()?.digest.clone(), bytes })
     }
 
     /// The names and digests of the keys, the one that encrypts first.
@@ -290,9 +290,9 @@ impl Keyring {
 
     /// Opens the key that idempotency keys are hashed with; `None` if it was sealed with a key that is missing.
     #[must_use]
-    pub(crate) fn open_index_key(&self, sealed: &SealedIndexKey) -> Option<Vec<u8>> {
+    pub(crate) fn open_hash_key(&self, sealed: &SealedHashKey) -> Option<Vec<u8>> {
         let sealed = Sealed { key_id: sealed.name.clone(), bytes: sealed.bytes.clone() };
-        self.open(NO_REQUEST, SealedField::IndexKey, &sealed).ok()
+        self.open(NO_REQUEST, SealedField::HashKey, &sealed).ok()
     }
 }
 
@@ -302,7 +302,7 @@ fn associated_data(id: RequestId, field: SealedField) -> [u8; 17] {
         SealedField::Result => b'r',
         SealedField::FailureMessage => b'f',
         SealedField::CallbackUrl => b'u',
-        SealedField::IndexKey => b'i',
+        SealedField::HashKey => b'i',
         SealedField::Check => b'c',
     }; 17];
     data[1..].copy_from_slice(id.as_uuid().as_bytes());

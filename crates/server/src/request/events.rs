@@ -1,6 +1,7 @@
-//! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
-//! Submissions are counted with their latency in `service.rs`, whatever their outcome. Requests that the reconciler publishes
-//! again (`PENDING_ENQUEUE->ACCEPTED`) are one line with their number, in `engines/broker_jobs.rs`.
+//! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics. Requests that the
+//! reconciler publishes again (`PENDING_ENQUEUE->ACCEPTED`) are one line with their number, in `engines/broker_jobs.rs`.
+
+use std::time::Duration;
 
 use tokio::task::JoinError;
 use tracing::field::{DisplayValue, display};
@@ -8,26 +9,50 @@ use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, TenantId, TraceId};
 use weir_store::Error;
-use weir_store::request::{Job, Request, Rollout, SubmitReceipt};
+use weir_store::request::{Job, Request, Rollout, SubmitOutcome, SubmitReceipt};
 
 use super::encryption::{OpenError, SealedField};
-use super::metrics::{FinishedMetrics, WorkMetrics};
+use super::metrics::{AcceptMetrics, FinishedMetrics, WorkMetrics};
+use super::service::SubmitError;
 use super::service::tenants::EffectiveLimit;
 use super::trace::trace_id;
 use super::work::call::FinishedJob;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
 
-/// A new request is in the store. The line by which a request is found in the logs; its payload is not in it.
-pub(super) struct RequestAccepted<'a> {
-    pub(super) receipt: &'a SubmitReceipt,
+/// A submission was decided, or could not be. A new request has the line by which it is found in the logs, without its payload; a key
+/// that was used again for something else has one, too. The others show in the metrics alone.
+pub(super) struct SubmissionDecided<'a> {
     pub(super) tenant: &'a TenantId,
     pub(super) key: &'a IdempotencyKey,
+    pub(super) outcome: &'a Result<SubmitOutcome, SubmitError>,
+    /// How long it took.
+    pub(super) latency: Duration,
 }
 
-impl RequestAccepted<'_> {
-    pub(super) fn emit(self) {
-        let (ids, SubmitReceipt { id, status, .. }) = (LogIds::current(), self.receipt);
+impl SubmissionDecided<'_> {
+    pub(super) fn emit(self, metrics: &AcceptMetrics) {
+        let label = match self.outcome {
+            Ok(SubmitOutcome::Accepted(receipt)) => {
+                self.log_accepted(receipt);
+                "accepted"
+            }
+            Ok(SubmitOutcome::Replayed(_)) => "replayed",
+            Ok(SubmitOutcome::Conflict) => {
+                self.log_conflict();
+                "conflict"
+            }
+            Ok(SubmitOutcome::Limited { .. }) => "limited",
+            Err(SubmitError::Disabled | SubmitError::NotAccepting | SubmitError::NotInRollout) => {
+                "switched_off"
+            }
+            Err(SubmitError::Store(_)) => "failed",
+        };
+        metrics.record(label, self.latency);
+    }
+
+    fn log_accepted(&self, receipt: &SubmitReceipt) {
+        let (ids, SubmitReceipt { id, status, .. }) = (LogIds::current(), receipt);
         tracing::info!(
             target: "weir::request",
             httpRequestId = ids.http_request_id(),
@@ -39,16 +64,8 @@ impl RequestAccepted<'_> {
             "request accepted"
         );
     }
-}
 
-/// A key was used again for something else; nothing was accepted.
-pub(super) struct RequestConflicted<'a> {
-    pub(super) tenant: &'a TenantId,
-    pub(super) key: &'a IdempotencyKey,
-}
-
-impl RequestConflicted<'_> {
-    pub(super) fn emit(self) {
+    fn log_conflict(&self) {
         let ids = LogIds::current();
         tracing::info!(
             target: "weir::request",
@@ -58,6 +75,17 @@ impl RequestConflicted<'_> {
             tenantId = self.tenant.as_str(),
             "request refused: its idempotency key was used for another one"
         );
+    }
+}
+
+/// A tenant has read the present status of a request.
+pub(super) struct StatusRead {
+    pub(super) latency: Duration,
+}
+
+impl StatusRead {
+    pub(super) fn emit(self, metrics: &AcceptMetrics) {
+        metrics.record_read(self.latency);
     }
 }
 
@@ -337,6 +365,21 @@ pub(super) struct ClaimFailed<'a> {
 impl ClaimFailed<'_> {
     pub(super) fn emit(self) {
         tracing::warn!(error = %self.error.with_causes(), "cannot claim requests; trying again");
+    }
+}
+
+/// A worker has claimed jobs of workers that have not reported. Their downstreams may have been called before.
+pub(super) struct JobsTakenOver {
+    pub(super) count: usize,
+}
+
+impl JobsTakenOver {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        let Self { count } = self;
+        if count > 0 {
+            metrics.duplicate_calls.inc_by(count as u64);
+            tracing::debug!(target: "weir::request", count, "requests were taken over from workers that have not reported");
+        }
     }
 }
 
@@ -637,6 +680,57 @@ mod tests {
         let lines = capture(|| event.emit(&metrics));
         assert!(lines.contains("requestId=\"id-1\"") && lines.contains("answered 410"), "{lines}");
         assert_eq!(metrics.webhooks("dead"), 1);
+    }
+
+    fn decide(outcome: &Result<SubmitOutcome, SubmitError>, metrics: &AcceptMetrics) -> String {
+        let (tenant, key) = (TenantId::parse("acme").unwrap(), IdempotencyKey::parse("order-1").unwrap());
+        let latency = Duration::from_millis(3);
+        capture(|| SubmissionDecided { tenant: &tenant, key: &key, outcome, latency }.emit(metrics))
+    }
+
+    #[test]
+    fn a_conflict_is_counted_and_logged() {
+        let metrics = AcceptMetrics::default();
+        let line = decide(&Ok(SubmitOutcome::Conflict), &metrics);
+        assert!(line.contains("idempotencyKey=\"order-1\"") && line.contains("request refused"), "{line}");
+        assert_eq!((metrics.submissions("conflict"), metrics.submissions("accepted")), (1, 0));
+    }
+
+    #[test]
+    fn an_accepted_request_is_counted_and_logged_and_its_replay_only_counted() {
+        let metrics = AcceptMetrics::default();
+        let receipt = SubmitReceipt {
+            id: RequestId::from_uuid(uuid::Uuid::nil()),
+            status: RequestStatus::Accepted,
+            accepted_at: weir_core::Timestamp::EPOCH,
+            window: None,
+        };
+        let line = decide(&Ok(SubmitOutcome::Accepted(receipt)), &metrics);
+        assert!(line.contains("NEW->ACCEPTED") && line.contains("request accepted"), "{line}");
+        assert_eq!(decide(&Ok(SubmitOutcome::Replayed(receipt)), &metrics), "");
+        assert_eq!(decide(&Err(SubmitError::Disabled), &metrics), "");
+        assert_eq!(
+            ["accepted", "replayed", "switched_off"].map(|outcome| metrics.submissions(outcome)),
+            [1; 3]
+        );
+    }
+
+    #[test]
+    fn jobs_that_were_taken_over_are_counted_and_logged() {
+        let metrics = WorkMetrics::default();
+        assert_eq!(capture(|| JobsTakenOver { count: 0 }.emit(&metrics)), "");
+        let line = capture(|| JobsTakenOver { count: 3 }.emit(&metrics));
+        assert!(line.contains("count=3") && line.contains("taken over"), "{line}");
+        assert_eq!(metrics.duplicate_calls.get(), 3);
+    }
+
+    #[test]
+    fn a_request_without_attempts_left_is_counted_and_logged() {
+        let metrics = FinishedMetrics::default();
+        let event = AttemptsExhausted { id: RequestId::from_uuid(uuid::Uuid::nil()), request: None };
+        let line = capture(|| event.emit(&metrics));
+        assert!(line.contains("IN_PROGRESS->FAILED_RETRY_EXHAUSTED"), "{line}");
+        assert_eq!(metrics.count(RequestStatus::FailedRetryExhausted), 1);
     }
 
     #[test]

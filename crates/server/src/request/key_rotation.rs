@@ -46,17 +46,17 @@ pub struct KeyUsage {
     pub unreadable: u64,
     /// The first of them, with the reason.
     pub examples: Vec<(RequestId, String)>,
-    /// The names of the keys that open the key of the hashes of idempotency keys. Empty if keys are not hashed.
-    pub index_keys: Vec<String>,
+    /// The names of the request keys that open the key of the hashes of idempotency keys. Empty if keys are not hashed.
+    pub hash_keys: Vec<String>,
     /// Whether this server can open the key of the hashes, if there is one.
-    pub index_opens: bool,
+    pub hash_key_opens: bool,
 }
 
 impl KeyUsage {
     /// Whether everything can be opened.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
-        self.unreadable == 0 && self.index_opens
+        self.unreadable == 0 && self.hash_key_opens
     }
 
     fn add_unreadable(&mut self, id: RequestId, reason: String) {
@@ -101,10 +101,11 @@ impl KeyRotation {
     /// Counts the keys in use and opens everything that is sealed.
     /// Fails when the store does not answer.
     pub async fn check(&self, mut progress: impl FnMut(&KeyUsage)) -> Result<KeyUsage> {
-        let index = self.store.key_index().await?;
+        let hash_keys = self.store.hash_keys().await?;
         let mut usage = KeyUsage {
-            index_keys: index.keys.iter().map(|key| key.name.clone()).collect(),
-            index_opens: index.keys.is_empty() || stored_form::open(&self.keys, &index.keys).is_some(),
+            hash_keys: hash_keys.keys.iter().map(|key| key.name.clone()).collect(),
+            hash_key_opens: hash_keys.keys.is_empty()
+                || stored_form::open(&self.keys, &hash_keys.keys).is_some(),
             ..KeyUsage::default()
         };
         let newest = self.newest().await?;
@@ -171,7 +172,7 @@ impl KeyRotation {
     ) -> Result<RotationProgress> {
         let own = self.keys.sealing_key().map_err(seal_failed)?;
         self.refuse_reused_name(&own).await?;
-        let seals_texts = self.add_own_index_key().await?;
+        let seals_texts = self.add_own_hash_key().await?;
         // Servers without the key do not start from here on, if they could not read what is sealed with it.
         self.store.register_sealing_key(&own).await?;
         let mut pace = tokio::time::interval(Duration::from_secs(1) / per_second.max(1));
@@ -191,7 +192,7 @@ impl KeyRotation {
             }
         }
         if progress.is_complete {
-            self.remove_other_index_keys().await?;
+            self.remove_other_hash_keys().await?;
         }
         Ok(progress)
     }
@@ -324,24 +325,24 @@ impl KeyRotation {
 
     /// Stores the key of the hashes sealed with the key that encrypts. Returns whether the hashes have begun, and with them sealed
     /// texts.
-    async fn add_own_index_key(&self) -> Result<bool> {
-        let index = self.store.key_index().await?;
-        if index.keys.is_empty() {
+    async fn add_own_hash_key(&self) -> Result<bool> {
+        let hash_keys = self.store.hash_keys().await?;
+        if hash_keys.keys.is_empty() {
             return Ok(false);
         }
-        let unknown = || stored_form::UnknownIndexKey::new(&self.keys, &index.keys);
-        let key = stored_form::open(&self.keys, &index.keys)
+        let unknown = || stored_form::UnknownHashKey::new(&self.keys, &hash_keys.keys);
+        let key = stored_form::open(&self.keys, &hash_keys.keys)
             .ok_or_else(|| Error::failed("request keys", unknown()))?;
-        self.store.add_index_key(&self.keys.seal_index_key(&key).map_err(seal_failed)?).await?;
-        Ok(index.has_begun)
+        self.store.add_hash_key(&self.keys.seal_hash_key(&key).map_err(seal_failed)?).await?;
+        Ok(hash_keys.has_begun)
     }
 
     /// Removes the forms of the key of the hashes that are sealed with another key: nothing needs that key any more.
-    async fn remove_other_index_keys(&self) -> Result<()> {
+    async fn remove_other_hash_keys(&self) -> Result<()> {
         let own = self.keys.names().next();
-        for key in self.store.key_index().await?.keys {
+        for key in self.store.hash_keys().await?.keys {
             if own != Some((key.name.as_str(), key.digest.as_str())) {
-                self.store.remove_index_key(&key.name, &key.digest).await?;
+                self.store.remove_hash_key(&key.name, &key.digest).await?;
             }
         }
         Ok(())

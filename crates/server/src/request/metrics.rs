@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_core::request::state::RequestStatus;
 
-use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::labels::{DownstreamLabels, OutcomeLabels};
 
 /// Metrics of request. Clones share them.
 #[derive(Clone, Debug)]
@@ -93,6 +93,11 @@ impl AcceptMetrics {
             self.conflicts.inc();
         }
     }
+
+    #[cfg(test)]
+    pub(super) fn submissions(&self, outcome: &'static str) -> u64 {
+        self.accepts.get_or_create(&OutcomeLabels { outcome }).get()
+    }
 }
 
 /// Requests that have ended, by status. Clones share the counters.
@@ -149,13 +154,6 @@ pub struct WorkMetrics {
     /// When the reconciler last ran, in seconds since 1970.
     pub reconciler_heartbeat_seconds: Gauge,
     webhooks: Family<OutcomeLabels, Counter>,
-}
-
-/// A downstream of the settings.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct DownstreamLabels {
-    /// Its name in the settings, never one from a caller.
-    pub downstream: String,
 }
 
 impl Default for WorkMetrics {

@@ -29,7 +29,7 @@ use self::hub::{StatusHub, StatusSubscription};
 use self::rollout::RolloutSwitches;
 use self::tenants::TenantLimits;
 use super::encryption::{Keyring, OpenError, SealedField};
-use super::events::{RequestCalledBack, RequestCancelled, TextUnreadable};
+use super::events::{RequestCalledBack, RequestCancelled, StatusRead, SubmissionDecided, TextUnreadable};
 use super::settings::RequestSettings;
 use super::stored_form::{StoredForm, StoredKey};
 use crate::engines::{Engines, within};
@@ -188,22 +188,13 @@ impl RequestService {
     /// Fails when the rollout leaves its tenant out, the lane is full, or the store does not answer.
     pub async fn submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
         let started = Instant::now();
-        let outcome = self.try_submit(submission).await;
-        let label = match &outcome {
-            Ok(SubmitOutcome::Accepted(_)) => "accepted",
-            Ok(SubmitOutcome::Replayed(_)) => "replayed",
-            Ok(SubmitOutcome::Conflict) => "conflict",
-            Ok(SubmitOutcome::Limited { .. }) => "limited",
-            Err(SubmitError::Disabled | SubmitError::NotAccepting | SubmitError::NotInRollout) => {
-                "switched_off"
-            }
-            Err(SubmitError::Store(_)) => "failed",
-        };
-        self.metrics.record(label, started.elapsed());
+        let outcome = self.try_submit(&submission).await;
+        let (Submission { tenant, key, .. }, latency) = (&submission, started.elapsed());
+        SubmissionDecided { tenant, key, outcome: &outcome, latency }.emit(&self.metrics);
         outcome
     }
 
-    async fn try_submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
+    async fn try_submit(&self, submission: &Submission) -> Result<SubmitOutcome, SubmitError> {
         let rollout = self.rollout.get().await?;
         if !rollout.processing_enabled {
             return Err(SubmitError::Disabled);
@@ -269,7 +260,7 @@ impl RequestService {
     pub async fn find_now(&self, tenant: &TenantId, id: RequestId) -> Result<Option<Request>> {
         let started = Instant::now();
         let found = self.find(tenant, id).await;
-        self.metrics.record_read(started.elapsed());
+        StatusRead { latency: started.elapsed() }.emit(&self.metrics);
         found
     }
 

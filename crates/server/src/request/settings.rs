@@ -14,8 +14,9 @@ use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
 use weir_store::request::{Rollout, TenantRule, TenantRules};
 
-pub(crate) use self::downstream::Downstream;
+pub(crate) use self::downstream::DownstreamSettings;
 use crate::settings::parse::{boolean, count, duration};
+use crate::settings::secret::Secret;
 use crate::settings::source::{SettingError, SettingsReader};
 
 /// The longest retention.
@@ -34,9 +35,9 @@ pub struct RequestSettings {
     /// `[request.tenants.<name>]`, `request.tenant_concurrency`: what tenants get in their turns, and how many calls at once.
     pub tenants: Arc<TenantRules>,
     /// `downstream`, its timeouts and `request.sslrootcert`: called for types without a downstream of their own.
-    pub downstream: Downstream,
+    pub downstream: DownstreamSettings,
     /// `[request.downstreams.<name>]`: called for requests of its types.
-    pub downstreams: BTreeMap<String, Downstream>,
+    pub downstreams: BTreeMap<String, DownstreamSettings>,
     /// The name of the downstream for types that no other has.
     pub rest: String,
     /// `request.keys`: keys that encrypt payloads; one is generated if absent.
@@ -57,16 +58,6 @@ pub struct RequestSettings {
     pub retention: Duration,
 }
 
-/// A secret from the environment. `Debug` does not show it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("…")
-    }
-}
-
 /// How much of a lease must be left after the longest call, to report it.
 const LEASE_MARGIN: Duration = Duration::from_secs(1);
 
@@ -82,7 +73,7 @@ impl RequestSettings {
     pub fn downstream_name(&self, request_type: &RequestType) -> &str {
         let name = request_type.as_str();
         let has_type =
-            |of: &Downstream| of.types.as_ref().is_some_and(|types| types.iter().any(|t| t == name));
+            |of: &DownstreamSettings| of.types.as_ref().is_some_and(|types| types.iter().any(|t| t == name));
         let listed = self.downstreams.iter().find(|(_, of)| has_type(of)).map(|(name, _)| name.as_str());
         let named = || self.downstreams.get_key_value(name).filter(|(_, of)| of.types.is_none());
         listed.or_else(|| named().map(|(name, _)| name.as_str())).unwrap_or(&self.rest)
@@ -92,7 +83,7 @@ impl RequestSettings {
         let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
         let command = |text: &str| Some((!text.trim().is_empty()).then(|| text.to_owned()));
         let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));
-        let downstream = Downstream::read_default(reader)?;
+        let downstream = DownstreamSettings::read_default(reader)?;
         let downstreams = downstream::read_tables(reader, &downstream)?;
         let rest = downstream::takes_the_rest(&downstream, &downstreams).to_owned();
         let policy = read_policy(reader)?;
@@ -222,8 +213,8 @@ fn read_policy(reader: &mut SettingsReader) -> Result<RetryPolicy, SettingError>
 /// A call must end within its lease, or another worker would make it again meanwhile.
 fn check_lease(
     lease: Duration,
-    default: &Downstream,
-    others: &BTreeMap<String, Downstream>,
+    default: &DownstreamSettings,
+    others: &BTreeMap<String, DownstreamSettings>,
 ) -> Result<(), SettingError> {
     for downstream in std::iter::once(default).chain(others.values()) {
         let call = downstream.connect_timeout + downstream.read_timeout;

@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use ring::hmac;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::{IdempotencyKey, RequestId, TenantId};
-use weir_store::request::{KeyIndex, PlainKey, RequestStore, SealedIndexKey};
+use weir_store::request::{HashKeys, PlainKey, RequestStore, SealedHashKey};
 use weir_store::{Error, Result};
 
-use super::encryption::{INDEX_KEY_BYTES, Keyring, SealedField};
+use super::encryption::{HASH_KEY_BYTES, Keyring, SealedField};
 use super::events::HashingDelayed;
 use crate::engines::within;
 use crate::settings::store::Formats;
@@ -50,7 +50,7 @@ enum Form {
     Hashed {
         key: Arc<hmac::Key>,
         /// Whether a key that was stored before may be in use.
-        may_have_plain: bool,
+        plain_keys_may_be_in_use: bool,
     },
 }
 
@@ -88,12 +88,12 @@ impl StoredForm {
         key: IdempotencyKey,
         fingerprint: Fingerprint,
     ) -> Result<StoredKey> {
-        let (index_key, may_have_plain) = match self.get().await? {
+        let (hash_key, plain_keys_may_be_in_use) = match self.get().await? {
             Form::Plain => return Ok(StoredKey { key, fingerprint, plain: None }),
-            Form::Hashed { key, may_have_plain } => (key, may_have_plain),
+            Form::Hashed { key, plain_keys_may_be_in_use } => (key, plain_keys_may_be_in_use),
         };
         let hash = |label: &[u8], content: &[u8]| {
-            let mut context = hmac::Context::with_key(&index_key);
+            let mut context = hmac::Context::with_key(&hash_key);
             // Each part with its length, so that no two lists of parts are the same bytes.
             for part in [label, tenant.as_str().as_bytes(), key.as_str().as_bytes(), content] {
                 context.update(&(part.len() as u64).to_be_bytes());
@@ -105,7 +105,7 @@ impl StoredForm {
         let mut bytes = [0; 32];
         let tag = hash(FINGERPRINT_LABEL, fingerprint.as_bytes());
         bytes.iter_mut().zip(tag.as_ref()).for_each(|(byte, tag)| *byte = *tag);
-        let plain = may_have_plain.then(|| PlainKey { key: key.clone(), fingerprint });
+        let plain = plain_keys_may_be_in_use.then(|| PlainKey { key: key.clone(), fingerprint });
         Ok(StoredKey { key: hashed, fingerprint: Fingerprint::from_bytes(bytes), plain })
     }
 
@@ -148,7 +148,7 @@ impl StoredForm {
         let cached = self.cached.lock();
         let (at, form) = cached.as_ref()?;
         let cached_for = match form {
-            Ok(Form::Hashed { may_have_plain: false, .. }) => SETTLED_CACHED_FOR,
+            Ok(Form::Hashed { plain_keys_may_be_in_use: false, .. }) => SETTLED_CACHED_FOR,
             Ok(_) => CACHED_FOR,
             Err(_) => FAILURE_CACHED_FOR,
         };
@@ -161,15 +161,15 @@ impl StoredForm {
 
     /// Reads the form, and begins the hashes if they may begin.
     async fn read(&self) -> Result<Form> {
-        let index = self.store.key_index().await?;
-        if index.has_begun {
-            return self.hashed(&index);
+        let hash_keys = self.store.hash_keys().await?;
+        if hash_keys.has_begun {
+            return self.hashed(&hash_keys);
         }
-        if index.is_upgraded && self.formats == Formats::Compatible {
+        if hash_keys.is_upgraded && self.formats == Formats::Compatible {
             return Ok(Form::Plain);
         }
         let sealed = self.new_key()?;
-        match self.store.begin_key_index(&sealed).await {
+        match self.store.begin_hashing(&sealed).await {
             Ok(()) => {}
             // Whoever begins later finds what is stored until then.
             Err(error) if error.is_transient() => {
@@ -179,44 +179,47 @@ impl StoredForm {
             Err(error) => return Err(error),
         }
         // Another server may have begun with another key.
-        self.hashed(&self.store.key_index().await?)
+        self.hashed(&self.store.hash_keys().await?)
     }
 
     /// The key of the hashes, for other keys than those of requests: also on a store whose requests do not have this form yet.
     /// It never changes.
     pub(crate) async fn hash_key(&self) -> Result<Arc<hmac::Key>> {
         let key = self.hash_key.get_or_try_init(|| async {
-            let mut index = self.store.key_index().await?;
-            if index.keys.is_empty() {
-                self.store.prepare_key_index(&self.new_key()?).await?;
-                index = self.store.key_index().await?;
+            let mut hash_keys = self.store.hash_keys().await?;
+            if hash_keys.keys.is_empty() {
+                self.store.prepare_hash_key(&self.new_key()?).await?;
+                hash_keys = self.store.hash_keys().await?;
             }
-            self.open(&index)
+            self.open(&hash_keys)
         });
         // Nothing depends on the key yet.
         within(self.timeout, key).await.map_err(Error::before_commit).cloned()
     }
 
-    fn new_key(&self) -> Result<SealedIndexKey> {
-        let key: [u8; INDEX_KEY_BYTES] = rand::random();
-        self.keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))
+    fn new_key(&self) -> Result<SealedHashKey> {
+        let key: [u8; HASH_KEY_BYTES] = rand::random();
+        self.keys.seal_hash_key(&key).map_err(|error| Error::failed("seal", error))
     }
 
-    fn hashed(&self, index: &KeyIndex) -> Result<Form> {
-        Ok(Form::Hashed { key: self.open(index)?, may_have_plain: index.may_have_plain })
+    fn hashed(&self, hash_keys: &HashKeys) -> Result<Form> {
+        Ok(Form::Hashed {
+            key: self.open(hash_keys)?,
+            plain_keys_may_be_in_use: hash_keys.plain_keys_may_be_in_use,
+        })
     }
 
-    fn open(&self, index: &KeyIndex) -> Result<Arc<hmac::Key>> {
-        let key = open(&self.keys, &index.keys).ok_or_else(|| {
-            Error::unavailable("request keys", UnknownIndexKey::new(&self.keys, &index.keys))
+    fn open(&self, hash_keys: &HashKeys) -> Result<Arc<hmac::Key>> {
+        let key = open(&self.keys, &hash_keys.keys).ok_or_else(|| {
+            Error::unavailable("request keys", UnknownHashKey::new(&self.keys, &hash_keys.keys))
         })?;
         Ok(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &key)))
     }
 }
 
 /// Opens the key of the hashes.
-pub(crate) fn open(keys: &Keyring, sealed: &[SealedIndexKey]) -> Option<Vec<u8>> {
-    sealed.iter().find_map(|sealed| keys.open_index_key(sealed))
+pub(crate) fn open(keys: &Keyring, sealed: &[SealedHashKey]) -> Option<Vec<u8>> {
+    sealed.iter().find_map(|sealed| keys.open_hash_key(sealed))
 }
 
 /// The server has none of the request keys that open the key of the hashes.
@@ -225,13 +228,13 @@ pub(crate) fn open(keys: &Keyring, sealed: &[SealedIndexKey]) -> Option<Vec<u8>>
     "the key that idempotency keys are hashed with is encrypted with the request key {name}, and {source_name} has no such key: \
      give all servers on one store the same WEIR_REQUEST_KEYS, or add the key again after the one that encrypts"
 )]
-pub(crate) struct UnknownIndexKey {
+pub(crate) struct UnknownHashKey {
     name: String,
     source_name: String,
 }
 
-impl UnknownIndexKey {
-    pub(crate) fn new(keys: &Keyring, sealed: &[SealedIndexKey]) -> Self {
+impl UnknownHashKey {
+    pub(crate) fn new(keys: &Keyring, sealed: &[SealedHashKey]) -> Self {
         let names = sealed.iter().map(|key| format!("\"{}\" (digest {})", key.name, key.digest));
         Self { name: names.collect::<Vec<_>>().join(" or "), source_name: keys.source().to_owned() }
     }

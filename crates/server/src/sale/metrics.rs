@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use weir_core::sale::PurchaseRefusal;
 use weir_store::Result;
-use weir_store::sale::{BuyOutcome, LedgerMetrics};
+use weir_store::sale::{BuyOutcome, LedgerMetrics, ThrottledBy};
 
 use crate::telemetry::labels::OutcomeLabels;
 
@@ -107,6 +107,8 @@ impl SaleMetrics {
             Ok(BuyOutcome::Refused(PurchaseRefusal::SoldOut)) => &self.sold_out,
             Ok(BuyOutcome::Refused(PurchaseRefusal::NotActive)) => &self.not_active,
             Ok(BuyOutcome::UnknownSku) => &self.unknown_sku,
+            Ok(BuyOutcome::Throttled { by: ThrottledBy::User, .. }) => &self.throttled,
+            Ok(BuyOutcome::Throttled { by: ThrottledBy::Address, .. }) => &self.address_limited,
             Err(_) => &self.failed,
         }
         .inc();

@@ -19,6 +19,11 @@ pub struct EdgeSettings {
 }
 
 impl EdgeSettings {
+    /// Returns how many requests of one address may come at once.
+    pub(crate) const fn burst(&self) -> u32 {
+        self.per_ip_burst.saturating_add(1)
+    }
+
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let number = "a number from 0 to 1000000";
         let limit = "a number from 0 (no limit) to 1000000";

@@ -5,7 +5,7 @@ use super::source::{SettingError, SettingsReader};
 
 /// Limits of batching. How many lanes there are depends on the engine (`engines/store.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneSettings {
+pub struct LaneLimits {
     /// `lane.capacity`: calls that may wait in one lane; further ones are answered 503.
     pub capacity: usize,
     /// `lane.batch_max`: the most calls in one commit.
@@ -14,7 +14,7 @@ pub struct LaneSettings {
     pub postgres_lanes: usize,
 }
 
-impl LaneSettings {
+impl LaneLimits {
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let number = "a number from 1 to 1000000";
         Ok(Self {

@@ -66,7 +66,7 @@ fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     http::HttpSettings::read(reader).unwrap();
     tls::TlsSettings::read(reader).unwrap();
     audit::AuditSettings::read(reader).unwrap();
-    lane::LaneSettings::read(reader).unwrap();
+    lane::LaneLimits::read(reader).unwrap();
     SenderSettings::read(reader).unwrap();
     RequestSettings::read(reader).unwrap();
     SlotSettings::read(reader).unwrap();

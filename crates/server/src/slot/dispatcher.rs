@@ -13,7 +13,7 @@ use weir_queue::due::{DispatchOutcome, DueSlots, DueStore, encode};
 use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher, trace_headers};
 use weir_store::{Error, Result, spans};
 
-use super::events::{DispatchFailed, LeaseExpired};
+use super::events::{DispatchFailed, LeaseExpired, SlotsDispatched};
 use super::metrics::SlotMetrics;
 
 /// Slots published at once.
@@ -93,7 +93,7 @@ impl Dispatcher {
             DispatchOutcome::Enqueue(_) => due.slots.len(),
             DispatchOutcome::Published(count) => count,
         };
-        self.metrics.dispatched.inc_by(done as u64);
+        SlotsDispatched { count: done }.emit(&self.metrics);
         if done < due.slots.len() {
             return Err(Error::unavailable("kafka", "the brokers did not confirm all due slots"));
         }

@@ -1,9 +1,10 @@
-//! What happens to slot configs and while slots are dispatched: each event writes its log line.
+//! What happens to slot configs, and while slots are assigned and dispatched: each event writes its log line and moves its metric.
 
 use weir_core::ConfigName;
 use weir_store::Error;
-use weir_store::slot::{SlotConfig, window_text};
+use weir_store::slot::{AssignOutcome, SlotConfig, window_text};
 
+use super::metrics::SlotMetrics;
 use crate::telemetry::request_context::LogIds;
 
 /// An operator saved a new version of a slot config.
@@ -55,6 +56,41 @@ impl ConfigDeactivated<'_> {
 fn describe(config: &SlotConfig) -> String {
     let SlotConfig { version, pace, .. } = config;
     format!("version={version} maxPerWindow={} windowSize={}", pace.max_per_window(), window_text(pace))
+}
+
+/// A slot was assigned to an event, or there is none. The caller learns why; no line is written for each.
+pub(super) struct SlotDecided<'a> {
+    pub(super) outcome: &'a AssignOutcome,
+}
+
+impl SlotDecided<'_> {
+    pub(super) fn emit(self, metrics: &SlotMetrics) {
+        metrics.record_assignment(self.outcome);
+    }
+}
+
+/// The store did not decide a call, or a batch of an upload. The caller's response has its line.
+pub(super) struct AssignmentFailed;
+
+impl AssignmentFailed {
+    pub(super) fn emit(self, metrics: &SlotMetrics) {
+        metrics.failed.inc();
+    }
+}
+
+/// Slots were published when their time came.
+pub(super) struct SlotsDispatched {
+    pub(super) count: usize,
+}
+
+impl SlotsDispatched {
+    pub(super) fn emit(self, metrics: &SlotMetrics) {
+        let Self { count } = self;
+        if count > 0 {
+            metrics.dispatched.inc_by(count as u64);
+            tracing::debug!(count, "dispatched due slots");
+        }
+    }
 }
 
 /// Due slots could not be claimed, published or settled. Logged once per outage.
@@ -114,5 +150,13 @@ mod tests {
         let error = Error::unavailable("kafka", "no broker");
         let line = capture(|| DispatchFailed { error: &error }.emit());
         assert!(line.contains("WARN") && line.contains("no broker"), "{line}");
+    }
+
+    #[test]
+    fn dispatched_slots_are_counted_and_logged() {
+        let metrics = SlotMetrics::default();
+        let line = capture(|| SlotsDispatched { count: 4 }.emit(&metrics));
+        assert!(line.contains("count=4") && line.contains("dispatched"), "{line}");
+        assert_eq!(metrics.dispatched.get(), 4);
     }
 }

@@ -13,6 +13,7 @@ use weir_store::slot::{
 };
 use weir_store::{BoundedCache, Lanes, Result};
 
+use super::events::{AssignmentFailed, SlotDecided};
 use super::metrics::SlotMetrics;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
@@ -127,10 +128,8 @@ impl SlotService {
             outcome = within(self.timeout.saturating_sub(started.elapsed()), assigned).await;
         }
         match &outcome {
-            Ok(outcome) => self.metrics.record_assignment(outcome),
-            Err(_) => {
-                self.metrics.failed.inc();
-            }
+            Ok(outcome) => SlotDecided { outcome }.emit(&self.metrics),
+            Err(_) => AssignmentFailed.emit(&self.metrics),
         }
         outcome
     }
@@ -146,10 +145,8 @@ impl SlotService {
             let _ = within(self.timeout.saturating_sub(started.elapsed()), rest).await;
         }
         match &outcomes {
-            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.metrics.record_assignment(outcome)),
-            Err(_) => {
-                self.metrics.failed.inc();
-            }
+            Ok(outcomes) => outcomes.iter().for_each(|outcome| SlotDecided { outcome }.emit(&self.metrics)),
+            Err(_) => AssignmentFailed.emit(&self.metrics),
         }
         outcomes
     }

@@ -9,6 +9,13 @@ pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
 }
 
+/// A downstream of the settings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DownstreamLabels {
+    /// Its name in the settings, or `default`; never one from a caller.
+    pub downstream: String,
+}
+
 /// The name of an HTTP method, or `other` for one outside of the fixed set.
 pub(crate) fn method_label(method: &Method) -> &'static str {
     match *method {

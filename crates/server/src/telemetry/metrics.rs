@@ -272,7 +272,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::metrics::DownstreamLabels;
+    use crate::telemetry::labels::DownstreamLabels;
 
     const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 
@@ -287,7 +287,7 @@ mod tests {
             &engines,
         );
         metrics.operations.show_every_gauge();
-        metrics.operations.record_engine("sqlite", true);
+        metrics.operations.show_engine("sqlite", true);
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         metrics.request.accept.record("accepted", Duration::ZERO);
         let _ = metrics.lane("request");

@@ -152,7 +152,6 @@ impl ExportWorker {
     }
 
     async fn export(&self, batch: &mut Vec<FinishedSpan>) {
-        static OUTAGE: LogThrottle = LogThrottle::new();
         let count = batch.len() as u64;
         let spans = batch.drain(..).map(|span| span_data(span, &self.scope)).collect();
         let exported = tokio::time::timeout(EXPORT_TIMEOUT, self.exporter.export(spans)).await;
@@ -164,7 +163,21 @@ impl ExportWorker {
             Ok(Err(error)) => error.to_string(),
             Err(_elapsed) => "there was no answer in time".to_owned(),
         };
-        self.failed.inc_by(count);
+        SpansLost { count, problem }.emit(&self.failed);
+    }
+}
+
+/// The collector did not take spans. During an outage every batch is lost, so the line is written at most once a second.
+struct SpansLost {
+    count: u64,
+    problem: String,
+}
+
+impl SpansLost {
+    fn emit(self, failed: &Counter) {
+        static OUTAGE: LogThrottle = LogThrottle::new();
+        let Self { count, problem } = self;
+        failed.inc_by(count);
         if let Some(suppressed) = OUTAGE.permit() {
             tracing::warn!(
                 error = problem,

@@ -1,6 +1,5 @@
-//! What happens in tier: each event writes its log line.
+//! What happens in tier: each event writes its log line and moves its metric.
 
-use prometheus_client::metrics::counter::Counter;
 use weir_core::tier::{Tier, TierLimits};
 use weir_core::{PolicyName, UserId};
 use weir_queue::rfc3339;
@@ -9,6 +8,7 @@ use weir_store::tier::SubscriptionTerms;
 
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
+use crate::tier::metrics::TierMetrics;
 use crate::tier::settings::policy_input::PolicyDefinition;
 
 /// A policy of the settings was not created, because there are too many.
@@ -186,16 +186,62 @@ impl LimitsSwitched {
     }
 }
 
+/// An AI call was decided, or could not be. The caller learns why; no line is written for each.
+#[derive(Clone, Copy)]
+pub(super) enum CallDecided {
+    Allowed,
+    /// Allowed because limits are switched off.
+    Unlimited,
+    DeniedByDay,
+    DeniedByMinute,
+    /// The limit store failed.
+    Failed,
+}
+
+impl CallDecided {
+    pub(super) fn emit(self, metrics: &TierMetrics) {
+        match self {
+            Self::Allowed => &metrics.allowed,
+            Self::Unlimited => &metrics.disabled,
+            Self::DeniedByDay => &metrics.denied_daily,
+            Self::DeniedByMinute => &metrics.denied_minute,
+            Self::Failed => &metrics.failed,
+        }
+        .inc();
+    }
+}
+
+/// A check of policies was decided.
+pub(super) struct CheckDecided {
+    pub(super) is_allowed: bool,
+    /// How many shadow policies in it would have denied it.
+    pub(super) shadow_denied: u64,
+}
+
+impl CheckDecided {
+    pub(super) fn emit(self, metrics: &TierMetrics) {
+        metrics.count_check(self.is_allowed, self.shadow_denied);
+    }
+}
+
+/// The limit store did not decide a check. The caller's response has its line.
+pub(super) struct CheckFailed;
+
+impl CheckFailed {
+    pub(super) fn emit(self, metrics: &TierMetrics) {
+        metrics.check_failed.inc();
+    }
+}
+
 /// A token names an unknown plan. Written at most once a second, and counted each time.
 pub(super) struct UnknownPlanClaim<'a> {
     pub(super) claimed: &'a str,
-    pub(super) counter: &'a Counter,
 }
 
 impl UnknownPlanClaim<'_> {
-    pub(super) fn emit(self) {
+    pub(super) fn emit(self, metrics: &TierMetrics) {
         static TOKENS: LogThrottle = LogThrottle::new();
-        self.counter.inc();
+        metrics.unknown_plan_claims.inc();
         if let Some(suppressed) = TOKENS.permit() {
             tracing::warn!(
                 claimed = self.claimed,
@@ -283,7 +329,7 @@ impl PurgeFailed<'_> {
     }
 }
 
-/// Permits were taken, but another policy denied, and the store did not delete them.
+/// Permits were taken that no caller has, and the store did not delete them.
 pub(super) struct PermitsNotVoided<'a> {
     pub(super) error: &'a Error,
 }
@@ -292,7 +338,20 @@ impl PermitsNotVoided<'_> {
     pub(super) fn emit(self) {
         tracing::warn!(
             error = %self.error.with_causes(),
-            "cannot delete the permits of a check that was denied; they stay in use until their time is over"
+            "cannot delete the permits of checks that were denied or not answered; they stay in use until the store answers, or \
+             their time is over"
+        );
+    }
+}
+
+/// Too many permits that no caller has wait to be deleted.
+pub(super) struct PermitsLeft;
+
+impl PermitsLeft {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            "too many permits of checks that were not answered wait to be deleted; those of one more stay in use until their \
+             time is over"
         );
     }
 }
@@ -320,6 +379,14 @@ mod tests {
 
     use super::*;
     use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn an_unknown_plan_is_counted_and_logged() {
+        let metrics = TierMetrics::default();
+        let lines = capture(|| UnknownPlanClaim { claimed: "GOLD" }.emit(&metrics));
+        assert!(lines.contains("claimed=\"GOLD\"") && lines.contains("unknown plan"), "{lines}");
+        assert_eq!(metrics.unknown_plan_claims.get(), 1);
+    }
 
     #[test]
     fn a_changed_subscription_is_logged_with_user_and_plan() {

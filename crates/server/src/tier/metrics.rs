@@ -18,8 +18,10 @@ pub struct TierMetrics {
     pub disabled: Counter,
     /// AI calls without a decision, because the limit store failed.
     pub failed: Counter,
-    denied_daily: Counter,
-    denied_minute: Counter,
+    /// AI calls that were denied for the day.
+    pub denied_daily: Counter,
+    /// AI calls that were denied for the minute.
+    pub denied_minute: Counter,
     check_allowed: Counter,
     check_denied: Counter,
     /// Checks without a decision, because the limit store failed.
@@ -78,11 +80,6 @@ impl TierMetrics {
     /// Raises the counter of decisions without Redis to their total since the start.
     pub fn set_decided_without_redis(&self, total: u64) {
         self.decided_without_redis.inc_by(total.saturating_sub(self.decided_without_redis.get()));
-    }
-
-    /// Counts an AI call that was denied.
-    pub fn count_denied(&self, is_daily: bool) {
-        if is_daily { &self.denied_daily } else { &self.denied_minute }.inc();
     }
 
     /// Counts a check, and how many shadow policies in it would have denied it.

@@ -113,14 +113,13 @@ pub(crate) struct LimitsResponse {
     /// Whether limits are switched on at all.
     #[schema(examples(true))]
     enabled: bool,
-    minute: LimitResponse,
-    daily: LimitResponse,
+    minute: RemainingLimit,
+    daily: RemainingLimit,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = RemainingLimit)]
-struct LimitResponse {
+struct RemainingLimit {
     /// How many calls are refilled in a minute, or in a day.
     #[schema(minimum = 1, examples(30))]
     limit: u32,
@@ -393,7 +392,7 @@ pub(crate) async fn get_my_limits(
 ) -> Result<Json<LimitsResponse>, ApiError> {
     let caller = TierCaller { user: &claims.sub, plan_claim: claims.plan.as_deref() };
     let UserLimits { enabled, plan, limits, minute, daily } = app.tier.user_limits(caller).await?;
-    let describe = |limit: u32, state: &LimitState| LimitResponse {
+    let describe = |limit: u32, state: &LimitState| RemainingLimit {
         limit,
         capacity: state.limit,
         remaining: if enabled { u64::from(state.remaining) } else { i64::MAX.unsigned_abs() },

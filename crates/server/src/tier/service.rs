@@ -10,6 +10,7 @@ mod hold;
 mod limits;
 mod permits;
 mod subscriptions;
+mod unclaimed;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use tokio::task::JoinHandle;
 use weir_core::tier::{DAILY, Decision, LimitState, Plan, Rule, Tier, TierHeaders, TierLimits, Tiers};
 use weir_core::{Clock, PolicyName, Timestamp, UserId};
 use weir_store::tier::{
-    ConcurrencyPolicy, LimitStatus, LimitStore, Origin, PermitsOutcome, Policy, Subscription,
-    SubscriptionTerms, TakePermits, TierStore,
+    ConcurrencyPolicy, LimitStatus, LimitStore, Origin, Policy, Subscription, SubscriptionTerms, TakePermits,
+    TierStore,
 };
 use weir_store::{Batch, Error, Lanes, Result};
 
@@ -30,7 +31,8 @@ pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
 pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
 pub(crate) use self::permits::ReleaseOutcome;
 use self::subscriptions::Subscriptions;
-use super::events::{PolicyLeftOut, UnknownPlanClaim};
+use self::unclaimed::TakenPermits;
+use super::events::{CallDecided, PolicyLeftOut, UnknownPlanClaim};
 use super::settings::TierSettings;
 use super::settings::policy_input::PolicyDefinition;
 use crate::engines::{Engines, within};
@@ -102,10 +104,12 @@ pub struct UserLimits {
 pub struct TierService {
     shared: Arc<SharedState>,
     limits: Arc<dyn LimitStore>,
-    permits: Lanes<TakePermits, PermitsOutcome>,
+    permits: Lanes<TakePermits, TakenPermits>,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
+    /// Deletes permits that nobody has heard of.
+    voiding: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// A policy of any kind.
@@ -144,7 +148,7 @@ struct SharedState {
 
 impl Drop for TierService {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut().take() {
+        for task in [self.task.get_mut(), self.voiding.get_mut()].into_iter().filter_map(Option::take) {
             task.abort();
         }
     }
@@ -155,13 +159,17 @@ impl TierService {
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = Arc::clone(&engines.store.tiers);
+        let (to_void, waiting) = unclaimed::waiting_permits();
         let permits = engines.start_lanes("permit", metrics.lane("permit"), {
             let store = Arc::clone(&store);
             move |batch: Batch<TakePermits>| {
-                let (store, batch) = (Arc::clone(&store), batch.take());
+                let (store, to_void, batch) = (Arc::clone(&store), to_void.clone(), batch.take());
                 async move {
                     // All callers may have disconnected.
-                    if batch.is_empty() { Ok(Vec::new()) } else { store.take_permits(batch).await }
+                    if batch.is_empty() {
+                        return Ok(Vec::new());
+                    }
+                    unclaimed::take(&*store, &to_void, batch).await
                 }
             }
         });
@@ -172,13 +180,16 @@ impl TierService {
             wall_clock: Arc::clone(&engines.store.wall_clock),
             store,
         };
+        let shared = Arc::new(shared);
+        let voiding = tokio::spawn(unclaimed::void_all(Arc::clone(&shared), waiting));
         Self {
-            shared: Arc::new(shared),
+            shared,
             limits: engines.limits(settings, metrics.lane("tier")),
             permits,
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
+            voiding: Mutex::new(Some(voiding)),
         }
     }
 
@@ -204,7 +215,7 @@ impl TierService {
         }
         let Some(claimed) = caller.plan_claim else { return Plan::Free };
         claimed.parse().unwrap_or_else(|_unknown| {
-            UnknownPlanClaim { claimed, counter: &self.metrics.unknown_plan_claims }.emit();
+            UnknownPlanClaim { claimed }.emit(&self.metrics);
             Plan::Free
         })
     }
@@ -216,14 +227,12 @@ impl TierService {
         let (plan, definitions) = (self.plan(caller).await, self.shared.definitions.snapshot());
         let limits = definitions.tiers().get(plan.tier());
         if !definitions.is_enabled() {
-            self.metrics.disabled.inc();
+            CallDecided::Unlimited.emit(&self.metrics);
             return Ok(Admission::Disabled(TierHeaders::unlimited(limits)));
         }
         let rule = definitions.rule(plan.tier());
         let taken = self.limits.take_tier(&storable_name(caller.user), rule, 1).await;
-        let taken = taken.inspect_err(|_| {
-            self.metrics.failed.inc();
-        });
+        let taken = taken.inspect_err(|_| CallDecided::Failed.emit(&self.metrics));
         let taken = match taken {
             Err(Error::KeysExhausted { max: keys_max }) => {
                 // A user who is not in memory has spent nothing.
@@ -236,11 +245,13 @@ impl TierService {
         let headers = TierHeaders::after(limits, &taken.spent, &taken.decision, taken.now);
         Ok(match taken.decision {
             Decision::Allowed => {
-                self.metrics.allowed.inc();
+                CallDecided::Allowed.emit(&self.metrics);
                 Admission::Allowed(headers)
             }
             Decision::Denied(refusal) => {
-                self.metrics.count_denied(refusal.denied_by == DAILY);
+                let is_daily = refusal.denied_by == DAILY;
+                if is_daily { CallDecided::DeniedByDay } else { CallDecided::DeniedByMinute }
+                    .emit(&self.metrics);
                 Admission::Denied { headers, message: limits.message(refusal.denied_by) }
             }
         })
@@ -393,6 +404,12 @@ impl TierService {
     /// process ends.
     pub async fn drain(&self) {
         self.permits.drain().await;
+        let voiding = self.voiding.lock().take();
+        if let Some(mut voiding) = voiding
+            && tokio::time::timeout(self.shared.timeout, &mut voiding).await.is_err()
+        {
+            voiding.abort();
+        }
         let task = self.task.lock().take();
         if let Some(task) = task {
             task.abort();
@@ -412,5 +429,7 @@ fn storable_name(user: &str) -> Cow<'_, str> {
     Cow::Owned(plain.take(weir_core::id::NAME_MAX_CHARS).collect())
 }
 
+#[cfg(test)]
+mod permit_tests;
 #[cfg(test)]
 mod tests;

@@ -52,7 +52,8 @@ impl User {
     fn send(&mut self, now: Timestamp) -> std::result::Result<Grant, Denial> {
         self.move_back(now);
         let last = self.last_window();
-        let open = if now >= self.end_of(&last) { Window { start: now, count: 0 } } else { last };
+        let is_over = now >= self.end_of(&last);
+        let open = if is_over { Window { start: now, count: 0 } } else { last };
         let reset_at = self.end_of(&open);
         let limit = self.limits.rate_limit();
         if open.count >= limit {
@@ -61,6 +62,7 @@ impl User {
             return Err(Denial { reason: DenialReason::QuotaExceeded, retry_after });
         }
         self.sends.push(now);
+        self.kept = if is_over { 0 } else { self.kept };
         Ok(Grant { remaining: limit - open.count - 1, reset_at })
     }
 
@@ -73,6 +75,11 @@ impl User {
         self.kept = if is_over { 0 } else { last.count };
         self.sends = vec![self.since; self.kept as usize];
         self.limits = limits;
+    }
+
+    /// The highest count that the audit accepts.
+    fn count_max(&self) -> u32 {
+        self.limits.rate_limit().max(self.kept)
     }
 
     fn row(&self, now: Timestamp) -> Quota {
@@ -143,6 +150,17 @@ impl State {
     }
 }
 
+impl Model {
+    /// The highest count of a user that the audit accepts.
+    ///
+    /// # Panics
+    /// If there is no such user.
+    #[must_use]
+    pub fn count_max(&self, user: &str) -> u32 {
+        self.state.lock().users.get(user).expect("the user is configured").count_max()
+    }
+}
+
 #[async_trait]
 impl QuotaStore for Model {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
@@ -195,7 +213,7 @@ impl QuotaStore for Model {
 
     async fn audit(&self) -> Result<QuotaAudit> {
         let state = self.state.lock();
-        let over = |user: &User| user.last_window().count > user.limits.rate_limit().max(user.kept);
+        let over = |user: &User| user.last_window().count > user.count_max();
         let over_limit =
             state.users.iter().filter(|(_, user)| over(user)).map(|(name, _)| name.clone()).collect();
         Ok(QuotaAudit { users: state.users.len() as u64, over_limit })

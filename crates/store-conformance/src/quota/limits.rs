@@ -57,6 +57,28 @@ pub async fn a_count_above_the_new_limit_stays_and_sends_wait_for_the_window<H: 
     assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 2)).await), "AD");
 }
 
+/// Otherwise the audit would accept that count in every window until the limits are changed again.
+pub async fn a_kept_count_is_forgotten_with_its_window<H: HasQuota>() {
+    let h = H::open().await;
+    configure(&h, "alice", 50, 1).await;
+    accept_batch(&h, sends("alice", 7)).await;
+    change(&h, "alice", 2, 1).await;
+    // An audit reads what is counted in journals, too.
+    let count_max = async || {
+        h.quota().audit().await.expect("audit must succeed");
+        h.count_max("alice").await
+    };
+    // What a cache held in advance may be kept, too.
+    let kept = count_max().await;
+    assert!(kept >= 7, "{kept}");
+    h.clock().advance(Duration::from_secs(30));
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 1)).await), "D");
+    assert_eq!(count_max().await, kept, "the window is the same");
+    h.clock().advance(Duration::from_secs(30));
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 3)).await), "AAD");
+    assert_eq!(count_max().await, 2);
+}
+
 pub async fn changed_limits_lift_a_denial_at_once<H: HasQuota>() {
     let h = H::open().await;
     configure(&h, "alice", 1, 1).await;

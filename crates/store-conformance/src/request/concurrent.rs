@@ -421,7 +421,7 @@ pub async fn an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_book
             match n % 6 {
                 0 | 1 => {
                     for _ in 0..6 {
-                        store.erase_some(7).await.expect("erase_some must succeed");
+                        store.erase_some(7, 0).await.expect("erase_some must succeed");
                     }
                 }
                 2 => drop(replay_some(&*store, 20).await),
@@ -453,7 +453,7 @@ pub async fn an_erasure_beside_everything_else_leaves_nothing_and_keeps_the_book
     });
     run_concurrently(calls).await;
     request_audit(h).await;
-    while servers.store(1).erase_some(50).await.expect("erase_some must succeed").is_some() {}
+    while servers.store(1).erase_some(50, 0).await.expect("erase_some must succeed").is_some() {}
     let books = request_audit(h).await;
     assert_eq!((books.erased, books.in_flight, books.jobs), (60, 10, 10), "{books:?}");
     assert_eq!(dead_ids(h).await, []);

@@ -82,23 +82,23 @@ pub async fn what_is_submitted_after_an_erasure_began_stays<H: HasRequests>() {
     h.clock().advance(Duration::from_secs(1));
     let later = submission(&h, "b");
     let after = accept_one(&h, later.clone()).await;
-    while h.requests().erase_some(10).await.expect("erase_some must succeed").is_some() {}
+    while h.requests().erase_some(10, 0).await.expect("erase_some must succeed").is_some() {}
     assert_eq!((find(&h, before).await, get_request(&h, after).await.id), (None, after));
     assert_eq!(outcome_letters(&submit_batch(&h, vec![resubmission(&h, &later)], None).await), "R");
-    assert_eq!(h.requests().erase_some(10).await.expect("erase_some must succeed"), None, "it has ended");
+    assert_eq!(h.requests().erase_some(10, 0).await.expect("erase_some must succeed"), None, "it has ended");
     assert_eq!(erase(&h, &tenant(TENANT)).await, [after], "it can begin again");
 }
 
 pub async fn an_erasure_says_at_its_end_how_many_requests_it_erased<H: HasRequests>() {
     let h = H::open().await;
-    assert_eq!(h.requests().erase_some(10).await.expect("erase_some must succeed"), None);
+    assert_eq!(h.requests().erase_some(10, 0).await.expect("erase_some must succeed"), None);
     accept_batch(&h, submissions(&h, "k", 5)).await;
     for name in [TENANT, "nobody"] {
         h.requests().begin_erasure(&tenant(name), 10).await.expect("begin_erasure must succeed");
         h.clock().advance(Duration::from_secs(1));
     }
     let mut totals = Vec::new();
-    while let Some(batch) = h.requests().erase_some(2).await.expect("erase_some must succeed") {
+    while let Some(batch) = h.requests().erase_some(2, 0).await.expect("erase_some must succeed") {
         totals.extend(batch.total.map(|total| (batch.tenant.to_string(), total)));
     }
     assert_eq!(
@@ -106,6 +106,30 @@ pub async fn an_erasure_says_at_its_end_how_many_requests_it_erased<H: HasReques
         [(TENANT.to_owned(), 5), ("nobody".to_owned(), 0)],
         "the first begun is the first done"
     );
+}
+
+pub async fn an_erasure_can_be_passed_over<H: HasRequests>() {
+    let h = H::open().await;
+    for name in ["first", "second", "third"] {
+        accept_one(&h, submission_for(&h, name, "k", "what")).await;
+        h.requests().begin_erasure(&tenant(name), 10).await.expect("begin_erasure must succeed");
+        h.clock().advance(Duration::from_secs(1));
+    }
+    let requests = h.requests();
+    let erase_some =
+        async |passed_over| requests.erase_some(10, passed_over).await.expect("erase_some must succeed");
+    assert_eq!(erase_some(3).await, None);
+    let mut ended = Vec::new();
+    for passed_over in [1, 1, 0] {
+        loop {
+            let batch = erase_some(passed_over).await.expect("there are others");
+            if batch.total.is_some() {
+                ended.push(batch.tenant.to_string());
+                break;
+            }
+        }
+    }
+    assert_eq!(ended, ["second", "third", "first"]);
 }
 
 pub async fn dead_webhooks_of_erased_requests_are_discarded<H: HasRequests>() {

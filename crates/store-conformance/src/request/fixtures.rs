@@ -356,7 +356,7 @@ pub async fn replay_one(store: &dyn RequestStore, id: RequestId) -> bool {
 pub async fn erase<H: HasRequests>(h: &H, tenant: &TenantId) -> Vec<RequestId> {
     h.requests().begin_erasure(tenant, 1_000).await.expect("begin_erasure must succeed");
     let mut erased = Vec::new();
-    while let Some(batch) = h.requests().erase_some(3).await.expect("erase_some must succeed") {
+    while let Some(batch) = h.requests().erase_some(3, 0).await.expect("erase_some must succeed") {
         assert_eq!(batch.tenant, *tenant);
         assert!(batch.requests.len() <= 3, "no more than the limit");
         erased.extend(batch.requests);

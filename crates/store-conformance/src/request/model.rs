@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use weir_core::quota::Quota;
-use weir_core::request::idempotency::{IdempotencyRecord, Submission, TenantKey, decide};
+use weir_core::request::idempotency::{IdempotencyRecord, SubmissionDecision, TenantKey, decide};
 use weir_core::request::retry::{FailureCause, RetryPolicy};
 use weir_core::request::state::{
     ClaimOutcome, RequestProgress, RequestStatus, TransitionError, WorkerReport,
@@ -88,9 +88,9 @@ impl Model {
         let name = TenantKey { tenant: submit.tenant.clone(), key: submit.key.clone() };
         let record = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
         match decide(record, &submit.fingerprint, now) {
-            Submission::Replay(id) => return SubmitOutcome::Replayed(self.rows[&id].receipt()),
-            Submission::Conflict => return SubmitOutcome::Conflict,
-            Submission::New => {}
+            SubmissionDecision::Replay(id) => return SubmitOutcome::Replayed(self.rows[&id].receipt()),
+            SubmissionDecision::Conflict => return SubmitOutcome::Conflict,
+            SubmissionDecision::New => {}
         }
         if let Some(limits) = submit.limits {
             let new = Quota::new(limits, now);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::{IdempotencyKey, RequestId, STORED_MARK, Timestamp};
 use weir_store::request::{
-    PlainKey, ResealedRequest, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey, Submit,
+    PlainKey, ResealedRequest, Sealed, SealedHashKey, SealedNames, SealedSearch, SealingKey, Submit,
 };
 
 use super::fixtures::{
@@ -102,17 +102,17 @@ pub async fn the_newest_request_is_the_one_accepted_last<H: HasRequests>() {
     }
 }
 
-fn index_key(name: &str, digest: &str) -> SealedIndexKey {
+fn hash_key(name: &str, digest: &str) -> SealedHashKey {
     let bytes = format!("{name} {digest}").into_bytes();
-    SealedIndexKey { name: name.to_owned(), digest: digest.to_owned(), bytes }
+    SealedHashKey { name: name.to_owned(), digest: digest.to_owned(), bytes }
 }
 
-async fn begin<H: HasRequests>(h: &H, key: &SealedIndexKey) {
-    h.requests().begin_key_index(key).await.expect("begin_key_index must succeed");
+async fn begin<H: HasRequests>(h: &H, key: &SealedHashKey) {
+    h.requests().begin_hashing(key).await.expect("begin_hashing must succeed");
 }
 
-async fn index_keys<H: HasRequests>(h: &H) -> Vec<SealedIndexKey> {
-    h.requests().key_index().await.expect("key_index must succeed").keys
+async fn hash_keys<H: HasRequests>(h: &H) -> Vec<SealedHashKey> {
+    h.requests().hash_keys().await.expect("hash_keys must succeed").keys
 }
 
 /// The same submission with hashed key and fingerprint.
@@ -127,55 +127,55 @@ fn hashed(submit: &Submit) -> Submit {
     }
 }
 
-pub async fn the_index_begins_once_and_keeps_its_last_key<H: HasRequests>() {
+pub async fn hashing_begins_once_and_keeps_its_last_key<H: HasRequests>() {
     let h = H::open().await;
-    let (first, other) = (index_key("a", "1"), index_key("b", "2"));
-    h.requests().add_index_key(&other).await.expect("add_index_key must succeed");
-    let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert_eq!((index.keys, index.has_begun, index.may_have_plain), (Vec::new(), false, false));
-    assert!(!index.is_upgraded);
+    let (first, other) = (hash_key("a", "1"), hash_key("b", "2"));
+    h.requests().add_hash_key(&other).await.expect("add_hash_key must succeed");
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.has_begun, stored.plain_keys_may_be_in_use), (Vec::new(), false, false));
+    assert!(!stored.is_upgraded);
     begin(&h, &first).await;
     begin(&h, &other).await;
-    assert_eq!(index_keys(&h).await, std::slice::from_ref(&first), "the first that begins decides");
-    for key in [&other, &index_key("a", "1"), &other] {
-        h.requests().add_index_key(key).await.expect("add_index_key must succeed");
+    assert_eq!(hash_keys(&h).await, std::slice::from_ref(&first), "the first that begins decides");
+    for key in [&other, &hash_key("a", "1"), &other] {
+        h.requests().add_hash_key(key).await.expect("add_hash_key must succeed");
     }
-    assert_eq!(index_keys(&h).await, [first.clone(), other.clone()]);
-    for key in [&first, &index_key("b", "1"), &other] {
-        h.requests().remove_index_key(&key.name, &key.digest).await.expect("remove_index_key must succeed");
+    assert_eq!(hash_keys(&h).await, [first.clone(), other.clone()]);
+    for key in [&first, &hash_key("b", "1"), &other] {
+        h.requests().remove_hash_key(&key.name, &key.digest).await.expect("remove_hash_key must succeed");
     }
     let h = h.reopen().await;
-    let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert_eq!((index.keys, index.may_have_plain), (vec![other], false));
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.plain_keys_may_be_in_use), (vec![other], false));
 }
 
-pub async fn a_key_that_was_prepared_is_the_one_the_index_begins_with<H: HasRequests>() {
+pub async fn a_key_that_was_prepared_is_the_one_hashing_begins_with<H: HasRequests>() {
     let h = H::open().await;
-    let (first, other) = (index_key("a", "1"), index_key("b", "2"));
+    let (first, other) = (hash_key("a", "1"), hash_key("b", "2"));
     for key in [&first, &other] {
-        h.requests().prepare_key_index(key).await.expect("prepare_key_index must succeed");
+        h.requests().prepare_hash_key(key).await.expect("prepare_hash_key must succeed");
     }
-    assert_eq!(index_keys(&h).await, std::slice::from_ref(&first));
+    assert_eq!(hash_keys(&h).await, std::slice::from_ref(&first));
     begin(&h, &other).await;
-    let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert_eq!((index.keys, index.has_begun), (vec![first], true));
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert_eq!((stored.keys, stored.has_begun), (vec![first], true));
 }
 
-pub async fn servers_that_begin_the_index_at_once_agree_on_its_key<H: HasRequests>() {
+pub async fn servers_that_begin_hashing_at_once_agree_on_its_key<H: HasRequests>() {
     let h = H::open().await;
-    let [a, b, c, d] = ["1", "2", "3", "4"].map(|digest| index_key("a", digest));
+    let [a, b, c, d] = ["1", "2", "3", "4"].map(|digest| hash_key("a", digest));
     tokio::join!(begin(&h, &a), begin(&h, &b), begin(&h, &c), begin(&h, &d));
-    assert_eq!(index_keys(&h).await.len(), 1);
+    assert_eq!(hash_keys(&h).await.len(), 1);
 }
 
-pub async fn a_key_from_before_the_index_is_found_under_its_hash<H: HasRequests>() {
+pub async fn a_key_from_before_hashing_is_found_under_its_hash<H: HasRequests>() {
     let h = H::open().await;
     let before = [submission(&h, "k-1"), submission(&h, "k-2")];
     let outcomes = submit_batch(&h, before.to_vec(), None).await;
     assert_eq!(outcome_letters(&outcomes), "AA");
-    begin(&h, &index_key("a", "1")).await;
-    let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert!(index.may_have_plain, "keys of before may be in use");
+    begin(&h, &hash_key("a", "1")).await;
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert!(stored.plain_keys_may_be_in_use, "keys of before may be in use");
     let again = |submit: &Submit| hashed(&resubmission(&h, submit));
     let other_payload = hashed(&submission_for(&h, before[0].tenant.as_str(), "k-1", "else"));
     let new = hashed(&submission(&h, "k-3"));
@@ -195,8 +195,8 @@ pub async fn a_key_from_before_the_index_is_found_under_its_hash<H: HasRequests>
         vec![hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-1")), hashed(&submission(&h, "k-3"))];
     assert_eq!(outcome_letters(&submit_batch(&h, later, None).await), "ARA", "a day later they are free");
     h.clock().advance(Duration::from_secs(86_400));
-    let index = h.requests().key_index().await.expect("key_index must succeed");
-    assert!(!index.may_have_plain, "keys of before have expired");
+    let stored = h.requests().hash_keys().await.expect("hash_keys must succeed");
+    assert!(!stored.plain_keys_may_be_in_use, "keys of before have expired");
 }
 
 pub async fn names_of_keys_are_listed_page_by_page<H: HasRequests>() {

@@ -1,5 +1,5 @@
 //! The keys that requests are sealed with: their registry, checked when a server starts, and searches for what is sealed with one.
-//! Also the switch to hashed idempotency keys (`begin_index`): it stores the key of the hashes, adds the constraint that refuses
+//! Also the switch to hashed idempotency keys (`begin_hashing`): it stores the key of the hashes, adds the constraint that refuses
 //! any other form, and shuts out older servers. `reseal` replaces what is sealed with an old key.
 
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use weir_core::request::idempotency::RETENTION;
 use weir_core::{RequestId, STORED_MARK, Timestamp};
 use weir_store::Result;
 use weir_store::request::{
-    KeyIndex, Request, ResealedRequest, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
+    HashKeys, Request, ResealedRequest, Sealed, SealedHashKey, SealedNames, SealedSearch, SealingKey,
 };
 
 use super::{read_id, read_request};
@@ -27,25 +27,25 @@ const SEALED_WITH: &str = "
     SELECT request_id, payload_key_id = $2 OR coalesce(result_key_id = $2, false)
            OR coalesce(starts_with(failure_message, $4), false) OR coalesce(starts_with(callback_url, $4), false)
     FROM request_record WHERE request_id > $1 ORDER BY request_id LIMIT $3";
-const INDEX_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
-const INDEX_STATE: &str = "
+const HASH_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
+const HASHING_STATE: &str = "
     SELECT coalesce((SELECT plain_until > coalesce($1, clock_timestamp()) FROM request_index WHERE id = 1), false),
            (SELECT created_version < $2 FROM weir_schema_state WHERE id = 1),
            EXISTS (SELECT FROM request_index WHERE id = 1)";
 /// Keys of before can be in use for a day; twice that, so that a clock that is set back does not matter.
-const BEGIN_INDEX: &str = "
+const BEGIN_HASHING: &str = "
     INSERT INTO request_index (id, plain_until)
     SELECT 1, CASE WHEN EXISTS (SELECT FROM idempotency_record)
                    THEN coalesce($1, clock_timestamp()) + $2::bigint * interval '2 microseconds' END
     ON CONFLICT DO NOTHING";
-const ADD_INDEX_KEY: &str = "
+const ADD_HASH_KEY: &str = "
     INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3
     WHERE EXISTS (SELECT FROM request_index_key) ON CONFLICT DO NOTHING";
 /// Under the lock of migrations, so that there is only one key.
-const ADD_FIRST_INDEX_KEY: &str = "
+const ADD_FIRST_HASH_KEY: &str = "
     INSERT INTO request_index_key (name, digest, sealed) SELECT $1, $2, $3
     WHERE NOT EXISTS (SELECT FROM request_index_key)";
-const REMOVE_INDEX_KEY: &str = "
+const REMOVE_HASH_KEY: &str = "
     DELETE FROM request_index_key
     WHERE name = $1 AND digest = $2 AND (SELECT count(*) FROM request_index_key) > 1";
 const NAMES: &str = "
@@ -76,6 +76,12 @@ const FIND_CONSTRAINT: &str = "
 const LIMIT_LOCK_WAIT: &str = "
     SELECT set_config('lock_timeout', CASE WHEN created_version < $1 THEN '50ms' ELSE '500ms' END, true)
     FROM weir_schema_state WHERE id = 1";
+/// Longer than an autovacuum lets others wait: it ends when one has waited for `deadlock_timeout`, in milliseconds.
+const OUTWAIT_AUTOVACUUM: &str = "
+    SELECT set_config('lock_timeout', (setting::integer + 500)::text, true)
+    FROM pg_settings WHERE name = 'deadlock_timeout'";
+/// In the way of vacuums and changes of the schema, and of nobody who reads or writes rows.
+const LOCK_OUT_VACUUM: &str = "LOCK TABLE idempotency_record IN SHARE UPDATE EXCLUSIVE MODE";
 const NEWEST: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
@@ -126,27 +132,33 @@ pub(super) async fn newest(engine: &Postgres) -> Result<Option<Request>> {
     row.as_ref().map(read_request).transpose()
 }
 
-pub(super) async fn key_index(engine: &Postgres) -> Result<KeyIndex> {
-    let rows = engine.inner.pool.query(INDEX_KEYS, &[]).await?;
+pub(super) async fn hash_keys(engine: &Postgres) -> Result<HashKeys> {
+    let rows = engine.inner.pool.query(HASH_KEYS, &[]).await?;
     let read =
-        |row| Ok(SealedIndexKey { name: column(row, 0)?, digest: column(row, 1)?, bytes: column(row, 2)? });
+        |row| Ok(SealedHashKey { name: column(row, 0)?, digest: column(row, 1)?, bytes: column(row, 2)? });
     let keys = rows.iter().map(read).collect::<Result<_>>()?;
-    // After the keys: where there are keys, the state is that of an index that has begun.
+    // After the keys: where there are keys, the state is that of after hashing has begun.
     let values: Values<'_> = &[&engine.clock_override(), &HASHED_KEYS_VERSION];
-    let row = engine.inner.pool.query_one(INDEX_STATE, values).await?;
-    let (may_have_plain, is_upgraded, has_begun) = (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
-    Ok(KeyIndex { keys, has_begun, may_have_plain, is_upgraded })
+    let row = engine.inner.pool.query_one(HASHING_STATE, values).await?;
+    let (plain_keys_may_be_in_use, is_upgraded, has_begun) =
+        (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
+    Ok(HashKeys { keys, has_begun, plain_keys_may_be_in_use, is_upgraded })
 }
 
-pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
+pub(super) async fn begin_hashing(engine: &Postgres, key: &SealedHashKey) -> Result<()> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
     session.query(LIMIT_LOCK_WAIT, &[&HASHED_KEYS_VERSION]).await?;
     session.query(LOCK_MIGRATIONS, &[]).await?;
     if session.query_opt(FIND_CONSTRAINT, &[]).await?.is_none() {
-        session.run(REFUSE_PLAIN_KEYS).await?;
-        session.execute(BEGIN_INDEX, &[&engine.clock_override(), &time::micros(RETENTION)]).await?;
-        session.execute(ADD_FIRST_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
+        if let Err(error) = session.run(REFUSE_PLAIN_KEYS).await {
+            if error.is_transient() {
+                tokio::spawn(interrupt_autovacuum(engine.clone()));
+            }
+            return Err(error);
+        }
+        session.execute(BEGIN_HASHING, &[&engine.clock_override(), &time::micros(RETENTION)]).await?;
+        session.execute(ADD_FIRST_HASH_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
         session.execute(REFUSE_OLDER_SERVERS, &[&HASHED_KEYS_VERSION]).await?;
     }
     session.run("COMMIT").await?;
@@ -154,26 +166,39 @@ pub(super) async fn begin_index(engine: &Postgres, key: &SealedIndexKey) -> Resu
     Ok(())
 }
 
-pub(super) async fn prepare_index(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
+/// Makes an autovacuum of the table end, so that the next attempt to begin is not in vain. Writers would wait behind the lock that the
+/// attempt needs, so it gives up sooner than an autovacuum yields; this lock keeps nobody waiting. An error is left to the next
+/// attempt, which has a log line.
+async fn interrupt_autovacuum(engine: Postgres) -> Result<()> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
-    session.query(LOCK_MIGRATIONS, &[]).await?;
-    session.execute(ADD_FIRST_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
+    session.query(OUTWAIT_AUTOVACUUM, &[]).await?;
+    session.run(LOCK_OUT_VACUUM).await?;
     session.run("COMMIT").await?;
     session.keep();
     Ok(())
 }
 
-pub(super) async fn add_index_key(engine: &Postgres, key: &SealedIndexKey) -> Result<()> {
-    engine.inner.pool.execute(ADD_INDEX_KEY, &[&key.name, &key.digest, &key.bytes]).await.map(drop)
+pub(super) async fn prepare_hash_key(engine: &Postgres, key: &SealedHashKey) -> Result<()> {
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query(LOCK_MIGRATIONS, &[]).await?;
+    session.execute(ADD_FIRST_HASH_KEY, &[&key.name, &key.digest, &key.bytes]).await?;
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(())
 }
 
-pub(super) async fn remove_index_key(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
+pub(super) async fn add_hash_key(engine: &Postgres, key: &SealedHashKey) -> Result<()> {
+    engine.inner.pool.execute(ADD_HASH_KEY, &[&key.name, &key.digest, &key.bytes]).await.map(drop)
+}
+
+pub(super) async fn remove_hash_key(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
     // Two servers must not remove the last two forms at once.
     session.query(LOCK_MIGRATIONS, &[]).await?;
-    session.execute(REMOVE_INDEX_KEY, &[&name, &digest]).await?;
+    session.execute(REMOVE_HASH_KEY, &[&name, &digest]).await?;
     session.run("COMMIT").await?;
     session.keep();
     Ok(())

@@ -6,9 +6,9 @@
 
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::TenantId;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::idempotency::RETENTION;
+use weir_core::{RequestId, TenantId};
 use weir_store::Result;
 use weir_store::request::{ErasedBatch, TENANT_LIMITS_MAX, TenantLimit, WEBHOOKS_TOPIC};
 
@@ -26,7 +26,7 @@ const COUNT: &str = "
     SELECT count(*) FROM (SELECT FROM request_record WHERE tenant_id = $1 ORDER BY tenant_id LIMIT $2) AS request";
 /// One server at a time erases a tenant.
 const NEXT: &str = "
-    SELECT tenant_id, begun_at FROM request_erasure ORDER BY begun_at LIMIT 1 FOR UPDATE SKIP LOCKED";
+    SELECT tenant_id, begun_at FROM request_erasure ORDER BY begun_at OFFSET $1 LIMIT 1 FOR UPDATE SKIP LOCKED";
 const FIND: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = $1 AND created_at <= $2
     ORDER BY tenant_id, request_id LIMIT $3";
@@ -55,17 +55,14 @@ const DELETE_KEYS: &str = "
     DELETE FROM idempotency_record WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM idempotency_record WHERE tenant_id = $1 AND expires_at <= $2
         ORDER BY tenant_id, idempotency_key LIMIT $3 FOR UPDATE SKIP LOCKED))";
-/// Dead webhooks of requests that are gone: nothing could send them.
+/// Of these requests. One that an operator is replaying or discarding is left: when it is sent, it finds nothing.
 const DELETE_WEBHOOKS: &str = "
-    WITH gone AS (
-        SELECT id FROM dead_letter WHERE topic = $1 AND (
-            SELECT true FROM request_record WHERE request_id::text = dead_letter.key OFFSET 0) IS NULL
-        ORDER BY topic LIMIT $2 FOR UPDATE SKIP LOCKED),
-    deleted AS (DELETE FROM dead_letter WHERE id = ANY(ARRAY(SELECT id FROM gone)) RETURNING id),
-    counted AS (
-        INSERT INTO queue_ledger (topic, slot, discarded) SELECT $1, $3, count(*) FROM deleted
-        ON CONFLICT (topic, slot) DO UPDATE SET discarded = queue_ledger.discarded + excluded.discarded)
-    SELECT count(*) FROM deleted";
+    WITH deleted AS (
+        DELETE FROM dead_letter WHERE id = ANY(ARRAY(
+            SELECT id FROM dead_letter WHERE topic = $1 AND key = ANY($2) FOR UPDATE SKIP LOCKED))
+        RETURNING id)
+    INSERT INTO queue_ledger (topic, slot, discarded) SELECT $1, $3, count(*) FROM deleted HAVING count(*) > 0
+    ON CONFLICT (topic, slot) DO UPDATE SET discarded = queue_ledger.discarded + excluded.discarded";
 const END: &str = "DELETE FROM request_erasure WHERE tenant_id = $1 AND begun_at = $2 RETURNING erased";
 const LIMITS: &str = "SELECT tenant_id, per_minute FROM request_tenant_limit ORDER BY tenant_id";
 const PUT_LIMIT: &str = "
@@ -82,10 +79,14 @@ pub(super) async fn begin_erasure(engine: &Postgres, tenant: &TenantId, count_ma
     row::count(&count, 0)
 }
 
-pub(super) async fn erase_some(engine: &Postgres, limit: usize) -> Result<Option<ErasedBatch>> {
+pub(super) async fn erase_some(
+    engine: &Postgres,
+    limit: usize,
+    passed_over: usize,
+) -> Result<Option<ErasedBatch>> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
-    let erased = match session.query_opt(NEXT, &[]).await? {
+    let erased = match session.query_opt(NEXT, &[&row::bigint(passed_over)]).await? {
         Some(erasure) => Some(erase(&session, &erasure, limit).await?),
         None => None,
     };
@@ -110,16 +111,13 @@ async fn erase(session: &Session, erasure: &Row, limit: usize) -> Result<ErasedB
         session.execute(DELETE_JOBS, &[&ids]).await?;
         let deleted = session.query(DELETE_RECORDS, &[&ids, &session.ledger_row, &tenant]).await?;
         batch.requests = deleted.iter().map(|row| read_id(row, 0)).collect::<Result<_>>()?;
+        let keys: Vec<String> = batch.requests.iter().map(RequestId::to_string).collect();
+        session.execute(DELETE_WEBHOOKS, &[&WEBHOOKS_TOPIC, &keys, &session.ledger_row]).await?;
         return Ok(batch);
     }
     // Only when their requests are gone: a key without one is free, a request without its key would be accepted twice.
     let keys_until = begun_at + RETENTION;
-    if session.execute(DELETE_KEYS, &[&tenant, &keys_until, &limit]).await? > 0 {
-        return Ok(batch);
-    }
-    let webhooks =
-        session.query_one(DELETE_WEBHOOKS, &[&WEBHOOKS_TOPIC, &limit, &session.ledger_row]).await?;
-    if row::count(&webhooks, 0)? == 0 {
+    if session.execute(DELETE_KEYS, &[&tenant, &keys_until, &limit]).await? == 0 {
         let total = session.query_opt(END, &[&tenant, &begun_at]).await?;
         batch.total = total.map(|row| row::count(&row, 0)).transpose()?;
     }

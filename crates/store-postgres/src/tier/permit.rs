@@ -9,14 +9,15 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::tier::{OpenPermit, Permit, PermitRelease};
 use weir_core::{PermitId, PolicyName, Timestamp};
-use weir_store::Result;
 use weir_store::tier::{
     ConcurrencyPolicy, ConcurrencySpec, NewPermit, OnOutage, OpenPermits, Origin, POLICIES_MAX,
     PermitsOutcome, ReleasedPermit, TakePermits, permit_keys, plan_permits,
 };
+use weir_store::{Error, Result};
 
 use crate::clock::CLOCK;
 use crate::connection::Values;
+use crate::pool::Session;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::{Postgres, time};
 
@@ -97,6 +98,14 @@ pub(super) async fn delete(engine: &Postgres, name: &PolicyName) -> Result<bool>
 }
 
 pub(super) async fn take(engine: &Postgres, batch: &[TakePermits]) -> Result<Vec<PermitsOutcome>> {
+    let (session, outcomes) = decide(engine, batch).await.map_err(Error::before_commit)?;
+    session.run("COMMIT").await?;
+    session.keep();
+    Ok(outcomes)
+}
+
+/// Decides a batch, and stores the permits that it gives in a transaction that is left open.
+async fn decide(engine: &Postgres, batch: &[TakePermits]) -> Result<(Session, Vec<PermitsOutcome>)> {
     let mut open = permit_keys(batch);
     let scopes: Vec<i32> = open.keys().map(|(scope, _)| int(*scope)).collect();
     let keys: Vec<String> = open.keys().map(|(_, key)| key.clone()).collect();
@@ -116,12 +125,10 @@ pub(super) async fn take(engine: &Postgres, batch: &[TakePermits]) -> Result<Vec
     if !new.is_empty() {
         save(&session, &new).await?;
     }
-    session.run("COMMIT").await?;
-    session.keep();
-    Ok(outcomes)
+    Ok((session, outcomes))
 }
 
-async fn save(session: &crate::pool::Session, new: &[NewPermit]) -> Result<()> {
+async fn save(session: &Session, new: &[NewPermit]) -> Result<()> {
     let ids: Vec<Uuid> = new.iter().map(|permit| *permit.id.as_uuid()).collect();
     let scopes: Vec<i32> = new.iter().map(|permit| int(permit.scope)).collect();
     let policies: Vec<&str> = new.iter().map(|permit| permit.policy.as_str()).collect();

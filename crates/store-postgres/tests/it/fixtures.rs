@@ -94,9 +94,14 @@ impl HasQueue for PostgresFixture {
     }
 }
 
+#[async_trait::async_trait]
 impl HasQuota for PostgresFixture {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         Arc::new(self.engine.clone())
+    }
+
+    async fn count_max(&self, user: &str) -> u32 {
+        self.database.quota_count_max(user).await
     }
 }
 

@@ -40,8 +40,10 @@ pub(crate) struct HashState {
     pub(crate) remaining: Duration,
     /// Redis's time, in milliseconds.
     pub(crate) redis_ms: i64,
-    /// `quota_install`: the other callers that may be about to install units.
+    /// `quota_install`: the other callers that may be about to install units, or to give some back to the store.
     pub(crate) pending: u32,
+    /// How often units of the window were given back.
+    pub(crate) returns: u32,
 }
 
 impl HashState {
@@ -62,8 +64,22 @@ pub(crate) struct PeekedHash {
     pub(crate) window: Timestamp,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
-    /// The callers that may be about to install units.
+    /// The callers that may be about to install units, or to give some back to the store.
     pub(crate) pending: u32,
+    /// How often units of the window were given back.
+    pub(crate) returns: u32,
+}
+
+/// A user's hash after `quota_release`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReleaseReply {
+    pub(crate) window: Timestamp,
+    /// The units that were removed.
+    pub(crate) units: u32,
+    /// The other callers that may be about to install units, or to give some back to the store.
+    pub(crate) pending: u32,
+    /// How often units of the window were given back before.
+    pub(crate) returns: u32,
 }
 
 impl PeekedHash {
@@ -86,7 +102,7 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
     match (int(kind)?, fields) {
         (0, []) => Some(SpendReply::Refused),
         (0, [nonce, redis_ms]) => Some(SpendReply::NoHash { nonce: text(nonce)?, redis_ms: int(redis_ms)? }),
-        (1, [spent, count, reserved, limit, minutes, window, remaining, redis_ms, pending @ ..]) => {
+        (1, [spent, count, reserved, limit, minutes, window, remaining, redis_ms, pending, returns]) => {
             Some(SpendReply::Spent(HashState {
                 spent: unsigned(spent)?,
                 count: unsigned(count)?,
@@ -95,7 +111,8 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
                 window: Timestamp::from_micros(int(window)?),
                 remaining: Duration::from_millis(u64::try_from(int(remaining)?).ok()?),
                 redis_ms: int(redis_ms)?,
-                pending: pending.first().map_or(Some(0), unsigned)?,
+                pending: unsigned(pending)?,
+                returns: unsigned(returns)?,
             }))
         }
         (2, []) => Some(SpendReply::Outdated),
@@ -105,22 +122,29 @@ pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
 
 pub(crate) fn parse_peek(value: &Value) -> Option<PeekedHash> {
     let Value::Array(fields) = value else { return None };
-    let [window, count, reserved, pending] = &fields[..] else { return None };
+    let [window, count, reserved, pending, returns] = &fields[..] else { return None };
     let window = Timestamp::from_micros(int(window)?);
-    let (count, reserved, pending) = (unsigned(count)?, unsigned(reserved)?, unsigned(pending)?);
-    Some(PeekedHash { window, count, reserved, pending })
+    let (count, reserved) = (unsigned(count)?, unsigned(reserved)?);
+    Some(PeekedHash { window, count, reserved, pending: unsigned(pending)?, returns: unsigned(returns)? })
 }
 
-/// Returns the window and its unused units from the reply of `quota_release` or `quota_forget`.
-pub(crate) fn parse_release(value: &Value) -> Option<(Timestamp, u32)> {
+pub(crate) fn parse_release(value: &Value) -> Option<ReleaseReply> {
+    let Value::Array(fields) = value else { return None };
+    let [window, units, pending, returns] = &fields[..] else { return None };
+    let window = Timestamp::from_micros(int(window)?);
+    Some(ReleaseReply {
+        window,
+        units: unsigned(units)?,
+        pending: unsigned(pending)?,
+        returns: unsigned(returns)?,
+    })
+}
+
+/// Returns the window and its unused units from the reply of `quota_forget`.
+pub(crate) fn parse_forget(value: &Value) -> Option<(Timestamp, u32)> {
     let Value::Array(fields) = value else { return None };
     let [window, units] = &fields[..] else { return None };
     Some((Timestamp::from_micros(int(window)?), unsigned(units)?))
-}
-
-/// Returns whether `quota_release` found nothing unused, and other callers that may be about to install units.
-pub(crate) fn has_pending(value: &Value) -> bool {
-    matches!(value, Value::Array(fields) if fields.len() == 1)
 }
 
 /// Parses a number that a script computed, or one that it read from a hash, which is text.
@@ -160,11 +184,14 @@ mod tests {
             bulk("1700000000000000"),
             Value::Int(59_000),
             Value::Int(5),
+            Value::Int(0),
+            bulk("3"),
         ]);
         let Some(SpendReply::Spent(hash_state)) = parse_spend(&hash_state) else {
             panic!("units were spent")
         };
         assert_eq!((hash_state.spent, hash_state.count, hash_state.reserved), (2, 7, 9));
+        assert_eq!((hash_state.pending, hash_state.returns), (0, 3));
         assert_eq!(hash_state.decided_at(), Timestamp::from_micros(1_700_000_001_000_000));
         assert_eq!(parse_spend(&Value::Array(vec![Value::Int(0)])), Some(SpendReply::Refused));
         assert_eq!(
@@ -174,10 +201,11 @@ mod tests {
         assert_eq!(parse_spend(&Value::Array(vec![Value::Int(1), Value::Nil])), None);
         assert_eq!(parse_spend(&Value::Nil), None);
         assert_eq!(parse_peek(&Value::Array(vec![])), None);
-        let released = Value::Array(vec![bulk("5"), Value::Int(2)]);
-        assert_eq!(parse_release(&released), Some((Timestamp::from_micros(5), 2)));
-        let pending = Value::Array(vec![Value::Int(1)]);
-        assert_eq!((parse_release(&pending), has_pending(&pending)), (None, true));
-        assert!(!has_pending(&released) && !has_pending(&Value::Array(vec![])));
+        let released = Value::Array(vec![bulk("5"), Value::Int(2), Value::Int(1), bulk("3")]);
+        let expected = ReleaseReply { window: Timestamp::from_micros(5), units: 2, pending: 1, returns: 3 };
+        assert_eq!(parse_release(&released), Some(expected));
+        let forgotten = Value::Array(vec![bulk("5"), Value::Int(2)]);
+        assert_eq!(parse_forget(&forgotten), Some((Timestamp::from_micros(5), 2)));
+        assert_eq!((parse_release(&forgotten), parse_forget(&Value::Array(vec![]))), (None, None));
     }
 }

@@ -36,6 +36,8 @@ struct UserSends<'a> {
     grants: Vec<SendGrant>,
     /// Granted units that the store does not show as sent yet.
     unrecorded: Unrecorded,
+    /// How often units of the window had been given back at the last spend, before the store was asked for more.
+    returns: u32,
     /// How the commands without a grant are decided.
     remainder: RemainderState,
 }
@@ -62,7 +64,7 @@ enum RemainderState {
         at: Timestamp,
         redis_ms: i64,
     },
-    /// The window is full, but another caller may be about to install units of it.
+    /// The window is full, but another caller may be about to install units of it, or to give some back to the store.
     AwaitingInstalls {
         limits: QuotaLimits,
         denial: Denial,
@@ -88,7 +90,7 @@ impl UserSends<'_> {
         self.missing() > 0 && matches!(self.remainder, RemainderState::AwaitingInstalls { .. })
     }
 
-    /// Denies the other commands: nobody was about to install units any more.
+    /// Denies the other commands: nobody was about to install units any more, nor has given any back.
     fn deny_awaiting(&mut self) {
         if let RemainderState::AwaitingInstalls { limits, denial, at } = self.remainder {
             self.remainder = RemainderState::Denied { limits, denial, at, redis_ms: 0 };
@@ -101,6 +103,7 @@ impl UserSends<'_> {
 
     /// Applies the reply of `quota_spend`. Never denies: only the store knows whether a window is full.
     fn apply_spend(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
+        self.returns = if let Some(SpendReply::Spent(hash_state)) = &reply { hash_state.returns } else { 0 };
         self.apply(reply, clock, 0);
         if let RemainderState::Denied { redis_ms, .. } = self.remainder {
             self.remainder = RemainderState::NeedsReservation { nonce: String::new(), redis_ms };
@@ -137,6 +140,10 @@ impl UserSends<'_> {
         }
         if hash_state.reserved < limits.rate_limit() {
             return RemainderState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
+        }
+        // Units that came back to the store after it was asked are not in the hash: it has to be asked again.
+        if hash_state.returns != self.returns {
+            return RemainderState::Undecided;
         }
         let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.remaining };
         if hash_state.pending > 0 {
@@ -198,7 +205,7 @@ fn group_by_user(batch: &[SendMessage]) -> Vec<UserSends<'_>> {
         let index = *indices.entry(user).or_insert_with(|| {
             let (commands, grants, unrecorded) = (Vec::new(), Vec::new(), Unrecorded::default());
             let remainder = RemainderState::Undecided;
-            all_sends.push(UserSends { user, commands, grants, unrecorded, remainder });
+            all_sends.push(UserSends { user, commands, grants, unrecorded, returns: 0, remainder });
             all_sends.len() - 1
         });
         all_sends[index].commands.push(command);
@@ -222,8 +229,9 @@ async fn spend_reserved(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) {
     }
 }
 
-/// Waits while other callers may be about to install units for users whose windows are full. Denies where there are none left, and
-/// stops where units have come or at the deadline. Returns whether there was a reason and time to wait.
+/// Waits while other callers may be about to install units for users whose windows are full, or to give some back to the store.
+/// Denies where nothing has come, and stops where units have come or at the deadline. Returns whether there was a reason and time
+/// to wait.
 async fn wait_for_installs(shared: &SharedQuota, all_sends: &mut [UserSends<'_>], until: Instant) -> bool {
     let (mut pause, mut has_waited) = (INSTALL_PAUSE, false);
     loop {
@@ -241,9 +249,10 @@ async fn wait_for_installs(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]
         let mut is_settled = false;
         for (sends, reply) in awaiting.iter_mut().zip(replies) {
             match reply.ok().and_then(|reply| parse_peek(&reply)) {
-                Some(hash) if hash.unused() == 0 && hash.pending > 0 => {}
-                Some(hash) if hash.unused() == 0 => sends.deny_awaiting(),
-                _ => is_settled = true,
+                Some(hash) if hash.unused() > 0 || hash.returns != sends.returns => is_settled = true,
+                Some(hash) if hash.pending > 0 => {}
+                Some(_) => sends.deny_awaiting(),
+                None => is_settled = true,
             }
         }
         if is_settled {
@@ -307,6 +316,7 @@ fn spend_own_reservation(sends: &UserSends<'_>, reserved: &Reservation) -> HashS
         remaining: row.reset_at().since(*at),
         redis_ms: 0,
         pending: 0,
+        returns: sends.returns,
     }
 }
 

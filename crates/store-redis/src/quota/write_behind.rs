@@ -1,7 +1,5 @@
 //! What the store learns later: which reserved units were sent, twice a second; and which were not used, once their user has sent
 //! nothing for a while, and of all users when this server stops.
-//!
-//! Redis releases unused units first, then the store takes them back. A failure in between can only lose units.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +12,8 @@ use weir_core::{Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::ReservedUnits;
 
-use super::reply::parse_release;
-use super::{SharedQuota, key};
-use crate::client::KeyCall;
-use crate::script::Script;
+use super::SharedQuota;
+use super::give_back::give_back;
 
 /// How often the store is told what was sent. Its counts are behind by this and the time of a statement.
 const RECORD_EVERY: Duration = Duration::from_millis(500);
@@ -84,16 +80,16 @@ impl WriteBehind {
         let record = record_periodically(Arc::clone(&reservations));
         tasks.spawn(closing.clone().run_until_cancelled_owned(record));
         let scan = {
-            let reservations = Arc::clone(&reservations);
+            let (reservations, closing) = (Arc::clone(&reservations), closing.clone());
             async move {
-                loop {
-                    tokio::time::sleep(SCAN_EVERY).await;
+                // What has left Redis goes to the store, also when this server stops meanwhile.
+                while closing.run_until_cancelled(tokio::time::sleep(SCAN_EVERY)).await.is_some() {
                     let (users, idle_for) = reservations.take_idle();
                     reservations.give_back(users, idle_for).await;
                 }
             }
         };
-        tasks.spawn(closing.clone().run_until_cancelled_owned(scan));
+        tasks.spawn(scan);
         tasks.close();
         Self { reservations, closing, tasks }
     }
@@ -189,27 +185,9 @@ impl Reservations {
 
     /// Gives back unused units that nobody has used for `idle_for`: another server may use the same hash.
     async fn give_back(&self, users: Vec<UserId>, idle_for: Duration) {
-        let idle_ms = idle_for.as_millis().to_string();
         for users in users.chunks(BATCH_MAX) {
-            let calls: Vec<_> =
-                users.iter().map(|user| KeyCall { key: key(user), arguments: Vec::new() }).collect();
-            let epoch = self.shared.epoch();
-            let replies =
-                self.shared.redis.call_each(Script::QuotaRelease, &[&epoch, &idle_ms], &calls).await;
-            let unused: Vec<_> = users
-                .iter()
-                .zip(replies)
-                .filter_map(|(user, reply)| {
-                    let (window, units) = parse_release(&reply.ok()?)?;
-                    Some(ReservedUnits { user: user.clone(), window, units })
-                })
-                .collect();
-            if unused.is_empty() {
-                continue;
-            }
-            if let Err(error) = self.shared.store.return_unused(unused).await {
-                tracing::warn!(error = %error.with_causes(), "cannot give back unused quota; it stays counted until its windows end");
-            }
+            let users: Vec<&UserId> = users.iter().collect();
+            give_back(&self.shared, &users, idle_for).await;
         }
     }
 }

@@ -4,7 +4,7 @@
 --         key the number of units
 -- Reply   for each key
 --         {0, nonce, ms}   no hash: reserve in the store, then install under this nonce; ms is Redis's time
---         {1, spent, count, reserved, limit, minutes, window, milliseconds left, ms}
+--         {1, spent, count, reserved, limit, minutes, window, milliseconds left, ms, 0, returns (see quota_returned)}
 --         {2}              written under a later epoch: the caller is outdated
 -- A caller that gets fewer units than requested goes to the store and installs what it gets there. Until then it is pending, so
 -- that others who find the window full know that units may arrive (see quota_install).
@@ -15,7 +15,7 @@ local replies = {}
 for i, key in ipairs(KEYS) do
   -- A key of another type was not written by Weir. It is deleted below.
   local hash = redis.pcall('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
-    'timeWindow', 'window', 'at')
+    'timeWindow', 'window', 'at', 'returns')
   if hash.err then
     hash = {}
   end
@@ -52,7 +52,7 @@ for i, key in ipairs(KEYS) do
       redis.call('HINCRBY', key, 'pending', 1)
       redis.call('HSET', key, 'pendingAt', ms)
     end
-    replies[i] = {1, spent, count, reserved, hash[6], hash[7], window, left, ms}
+    replies[i] = {1, spent, count, reserved, hash[6], hash[7], window, left, ms, 0, hash[10] or 0}
   end
 end
 return replies

@@ -273,10 +273,15 @@ impl<const CLUSTER: bool> HasQueue for RedisFixture<CLUSTER> {
     }
 }
 
+#[async_trait::async_trait]
 impl<const CLUSTER: bool> HasQuota for RedisFixture<CLUSTER> {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         let (quota, received) = (Arc::clone(&self.quota), Arc::clone(&self.received));
         Arc::new(SettledQuota { quota, limit_changes: self.store.limit_changes(), received })
+    }
+
+    async fn count_max(&self, user: &str) -> u32 {
+        self.database.quota_count_max(user).await
     }
 
     /// Redis counts, then Postgres enqueues. A server's lanes keep each user's order.

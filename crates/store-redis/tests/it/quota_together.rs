@@ -1,6 +1,7 @@
 //! Limits that change within a window, and sends that the store decides, while Redis holds places in advance.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -26,6 +27,9 @@ use crate::fixtures::{RedisFixture, private_redis};
 use crate::quota::{send_as_before, sent_and_reserved, wait_for_row};
 
 type Fixture = RedisFixture<false>;
+
+/// More calls than a test makes.
+const MANY: usize = 1_000;
 
 async fn change(h: &Fixture, name: &str, limit: u32, minutes: u32) -> Quota {
     h.quota().change_limits(&user(name), limits(limit, minutes)).await.expect("an answer")
@@ -103,10 +107,52 @@ async fn what_a_cache_holds_stays_counted_under_lower_limits_until_it_is_given_b
     assert_eq!(over_limit(&h).await, [""; 0]);
 }
 
-/// A store that answers a reservation, which is committed, only when it may.
+/// A store that answers reservations and sends, which are committed, only when it may, and takes units back only when it may.
 struct SlowAnswers {
     store: Postgres,
     may_answer: Semaphore,
+    /// Reservations and sends that were committed.
+    committed: AtomicUsize,
+    may_return: Semaphore,
+    /// Calls that give units back.
+    returning: AtomicUsize,
+}
+
+impl SlowAnswers {
+    /// A server on the Redis of `h` with such a store.
+    async fn server(h: &Fixture, may_answer: usize, may_return: usize) -> (Arc<Self>, Arc<RedisQuota>) {
+        let slow = Arc::new(Self {
+            store: h.store.clone().behind_cache(false).await.expect("it knows its schema"),
+            may_answer: Semaphore::new(may_answer),
+            committed: AtomicUsize::new(0),
+            may_return: Semaphore::new(may_return),
+            returning: AtomicUsize::new(0),
+        });
+        let times = QuotaTimes { install_wait: ENGINE_TIMEOUT, ..QuotaTimes::default() };
+        let clock: Arc<dyn Clock> = Arc::new(h.clock().clone());
+        let (store, metrics) = (Arc::clone(&slow) as Arc<dyn ReservableStore>, CacheMetrics::default());
+        (slow, Arc::new(RedisQuota::new(h.redis.clone(), store, Some(clock), metrics, times)))
+    }
+
+    /// Counts a commit, and waits until its answer may be given.
+    async fn answer(&self) {
+        self.committed.fetch_add(1, Ordering::SeqCst);
+        self.may_answer.acquire().await.expect("it stays open").forget();
+    }
+
+    /// Waits until so many reservations and sends are committed.
+    async fn wait_for_commits(&self, count: usize) {
+        let what = format!("{count} commits");
+        wait::until(&what, ENGINE_TIMEOUT, async || self.committed.load(Ordering::SeqCst) >= count).await;
+    }
+
+    /// Waits until units have left Redis that the store does not have yet.
+    async fn wait_for_return(&self) {
+        wait::until("units are on their way back", ENGINE_TIMEOUT, async || {
+            self.returning.load(Ordering::SeqCst) > 0
+        })
+        .await;
+    }
 }
 
 #[async_trait::async_trait]
@@ -132,7 +178,9 @@ impl QuotaStore for SlowAnswers {
     }
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        self.store.send_batch(batch).await
+        let outcomes = self.store.send_batch(batch).await;
+        self.answer().await;
+        outcomes
     }
 
     async fn purge_keys(&self, limit: usize) -> Result<usize> {
@@ -148,7 +196,7 @@ impl QuotaStore for SlowAnswers {
 impl ReservableStore for SlowAnswers {
     async fn reserve(&self, requests: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>> {
         let reserved = self.store.reserve(requests).await;
-        let _may = self.may_answer.acquire().await.expect("it stays open");
+        self.answer().await;
         reserved
     }
 
@@ -157,6 +205,8 @@ impl ReservableStore for SlowAnswers {
     }
 
     async fn return_unused(&self, unused: Vec<ReservedUnits>) -> Result<()> {
+        self.returning.fetch_add(1, Ordering::SeqCst);
+        self.may_return.acquire().await.expect("it stays open").forget();
         self.store.return_unused(unused).await
     }
 
@@ -185,12 +235,7 @@ async fn units_that_were_reserved_before_a_change_within_the_window_are_not_inst
     let redis = Arc::new(private_redis());
     let h = Fixture::at(redis.url()).await;
     configure(&h, "u", 100, 60).await;
-    let store = h.store.clone().behind_cache(false).await.expect("it knows its schema");
-    let slow = Arc::new(SlowAnswers { store, may_answer: Semaphore::new(0) });
-    let times = QuotaTimes { install_wait: ENGINE_TIMEOUT, ..QuotaTimes::default() };
-    let clock: Arc<dyn Clock> = Arc::new(h.clock().clone());
-    let (store, metrics) = (Arc::clone(&slow) as Arc<dyn ReservableStore>, CacheMetrics::default());
-    let far = Arc::new(RedisQuota::new(h.redis.clone(), store, Some(clock), metrics, times));
+    let (slow, far) = SlowAnswers::server(&h, 0, MANY).await;
     let sending = tokio::spawn({
         let far = Arc::clone(&far);
         async move { far.send_batch(sends("u", 1).into()).await.expect("an answer") }
@@ -200,7 +245,7 @@ async fn units_that_were_reserved_before_a_change_within_the_window_are_not_inst
     wait::until("the other server knows it", ENGINE_TIMEOUT, async || !far.has_pending_invalidations()).await;
     assert_eq!(outcome_letters(&send_batch(&h, sends("u", 1)).await), "D", "it has made a hash");
     assert_eq!(redis.command(&["HGET", "RateLimiterCache:u", "window"]).await.text().len(), 16);
-    slow.may_answer.add_permits(100);
+    slow.may_answer.add_permits(MANY);
     assert_eq!(outcome_letters(&sending.await.expect("it ends")), "A", "after the eleven were given back");
     let hash = redis.command(&["HMGET", "RateLimiterCache:u", "rateLimit", "timeWindow"]).await;
     assert_eq!(hash.texts(), ["5", "1"], "the limits of the change");
@@ -257,7 +302,7 @@ async fn sends_with_keys_beside_reservations_of_two_servers_use_every_place_once
     }
     let h = Arc::new(Fixture::open().await);
     let far = Arc::new(h.second_server().await.expect("a second server"));
-    for (round, limit) in [5, 60].into_iter().enumerate() {
+    for (round, limit) in [5, 150].into_iter().enumerate() {
         let name = format!("u{round}");
         configure(&*h, &name, limit, 60).await;
         let sender = |n: usize| {
@@ -302,4 +347,108 @@ async fn a_send_with_a_key_waits_for_units_that_are_on_their_way_to_redis() {
     let keys = (0..3).map(|n| keyed("u", &n.to_string(), "hello")).collect();
     assert_eq!(outcome_letters(&send_batch(&h, keys).await), "AAD", "the third place was ahead");
     assert_eq!(outcome_letters(&sending.await.expect("it ends")), "A");
+}
+
+/// A window of 22 of which nothing is left in the store: 16 were sent, Redis holds two, and the store has sent four with keys.
+/// Returns a server that waits when it gives units back.
+async fn full_window(h: &Fixture) -> (Arc<SlowAnswers>, Arc<RedisQuota>) {
+    configure(h, "u", 22, 60).await;
+    let (slow, server) = SlowAnswers::server(h, MANY, 0).await;
+    let sent = accepted(&server.send_batch(sends("u", 16).into()).await.expect("an answer"));
+    let keys: Vec<_> = (0..4).map(|n| keyed("u", &n.to_string(), "hello")).collect();
+    let sent = sent + accepted(&h.store.send_batch(keys.into()).await.expect("an answer"));
+    assert_eq!(sent, 20);
+    (slow, server)
+}
+
+/// Sends, on a server, and returns the outcome once there is one.
+fn start_sending(server: &Arc<RedisQuota>, batch: Vec<SendMessage>) -> tokio::task::JoinHandle<String> {
+    let server = Arc::clone(server);
+    tokio::spawn(async move { outcome_letters(&server.send_batch(batch.into()).await.expect("an answer")) })
+}
+
+/// Every place of the window was used, and once.
+async fn expect_all_used(h: &Fixture) {
+    assert_eq!(outcome_letters(&send_batch(h, sends("u", 1)).await), "D");
+    wait_for_row(h, "u", (22, 0)).await;
+    assert_eq!((queue_audit(h).await.accepted, over_limit(h).await), (22, Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_denied_while_units_are_on_their_way_back_for_a_send_with_a_key() {
+    if Fixture::skipped() {
+        return;
+    }
+    let h = Fixture::open().await;
+    let (slow, far) = full_window(&h).await;
+    let with_key = start_sending(&far, vec![keyed("u", "last", "hello")]);
+    slow.wait_for_return().await;
+    let (near_store, near) = SlowAnswers::server(&h, MANY, MANY).await;
+    let without = start_sending(&near, sends("u", 1));
+    near_store.wait_for_commits(1).await;
+    slow.may_return.add_permits(MANY);
+    assert_eq!(without.await.expect("it ends"), "A");
+    assert_eq!(with_key.await.expect("it ends"), "A");
+    expect_all_used(&h).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn units_that_came_back_after_the_store_was_asked_and_before_redis_was_are_found() {
+    if Fixture::skipped() {
+        return;
+    }
+    let h = Fixture::open().await;
+    let (slow, far) = full_window(&h).await;
+    let with_key = start_sending(&far, vec![keyed("u", "last", "hello")]);
+    slow.wait_for_return().await;
+    // The other has found the window full in the store, and does not know it yet.
+    let (near_store, near) = SlowAnswers::server(&h, 0, MANY).await;
+    let without = start_sending(&near, sends("u", 1));
+    near_store.wait_for_commits(1).await;
+    slow.may_return.add_permits(MANY);
+    assert_eq!(with_key.await.expect("it ends"), "A", "it is over before the other looks at Redis");
+    near_store.may_answer.add_permits(MANY);
+    assert_eq!(without.await.expect("it ends"), "A");
+    expect_all_used(&h).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_denies_nobody_the_units_that_it_gives_back() {
+    if Fixture::skipped() {
+        return;
+    }
+    let h = Fixture::open().await;
+    let (slow, far) = full_window(&h).await;
+    let stopping = tokio::spawn(async move { far.close().await });
+    slow.wait_for_return().await;
+    let (near_store, near) = SlowAnswers::server(&h, MANY, MANY).await;
+    let first = start_sending(&near, sends("u", 1));
+    near_store.wait_for_commits(1).await;
+    slow.may_return.add_permits(MANY);
+    stopping.await.expect("it stops");
+    assert_eq!(first.await.expect("it ends"), "A");
+    assert_eq!(outcome_letters(&send_batch(&h, sends("u", 1)).await), "A");
+    expect_all_used(&h).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sends_with_keys_on_two_servers_find_the_units_that_either_gives_back() {
+    if Fixture::skipped() {
+        return;
+    }
+    for asks_before in [false, true] {
+        let h = Fixture::open().await;
+        let (slow, far) = full_window(&h).await;
+        let first = start_sending(&far, vec![keyed("u", "first", "hello")]);
+        slow.wait_for_return().await;
+        // The other is denied meanwhile, and looks for units while they are on their way back, or when they are there.
+        let (near_store, near) = SlowAnswers::server(&h, if asks_before { 0 } else { MANY }, MANY).await;
+        let second = start_sending(&near, vec![keyed("u", "second", "hello")]);
+        near_store.wait_for_commits(1).await;
+        slow.may_return.add_permits(MANY);
+        assert_eq!(first.await.expect("it ends"), "A");
+        near_store.may_answer.add_permits(MANY);
+        assert_eq!(second.await.expect("it ends"), "A", "asks before: {asks_before}");
+        expect_all_used(&h).await;
+    }
 }

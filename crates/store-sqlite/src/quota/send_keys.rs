@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 use weir_core::quota::Grant;
 use weir_core::{MessageId, Timestamp};
-use weir_store::quota::send_keys::{self, KeyChanges};
+use weir_store::quota::send_keys::{self, SendKeyChanges};
 use weir_store::quota::{SendKeyHash, SendMessage, SendRecord, random_bytes};
 
 const FIND: &str = "
@@ -48,7 +48,7 @@ pub(super) fn reserve_message_ids(
     Ok(records.into_iter().map(|(hash, _)| hash).collect())
 }
 
-pub(super) fn apply(connection: &Connection, changes: &KeyChanges) -> rusqlite::Result<()> {
+pub(super) fn apply(connection: &Connection, changes: &SendKeyChanges) -> rusqlite::Result<()> {
     save(connection, &changes.saved)?;
     changes.forgotten.iter().try_for_each(|hash| connection.prepare_cached(FORGET)?.execute([hash]).map(drop))
 }

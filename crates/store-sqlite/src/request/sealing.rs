@@ -1,12 +1,12 @@
 //! The registry of the keys that requests are sealed with, and searches for what is sealed with one; these keys themselves are not
-//! stored. Also the switch to hashed idempotency keys (`begin_index`), whose key is stored, sealed, and `reseal`, which
+//! stored. Also the switch to hashed idempotency keys (`begin_hashing`), whose key is stored, sealed, and `reseal`, which
 //! replaces what is sealed with an old key.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::idempotency::RETENTION;
 use weir_core::{RequestId, STORED_MARK, Timestamp};
 use weir_store::request::{
-    KeyIndex, Request, ResealedRequest, Sealed, SealedIndexKey, SealedNames, SealedSearch, SealingKey,
+    HashKeys, Request, ResealedRequest, Sealed, SealedHashKey, SealedNames, SealedSearch, SealingKey,
 };
 
 use super::{COLUMNS, limited, read_id, read_request};
@@ -21,16 +21,16 @@ const SEALED_WITH: &str = "
     SELECT request_id, payload_key_id = ?2 OR ifnull(result_key_id = ?2, 0)
            OR ifnull(substr(failure_message, 1, length(?4)) = ?4, 0) OR ifnull(substr(callback_url, 1, length(?4)) = ?4, 0)
     FROM request_record WHERE request_id > ?1 ORDER BY request_id LIMIT ?3";
-const INDEX_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
-const INDEX_STATE: &str = "SELECT plain_until FROM request_index WHERE id = 1";
+const HASH_KEYS: &str = "SELECT name, digest, sealed FROM request_index_key ORDER BY name, digest";
+const HASHING_STATE: &str = "SELECT plain_until FROM request_index WHERE id = 1";
 /// Keys of before can be in use for a day; twice that, so that a clock that is set back does not matter.
-const BEGIN_INDEX: &str = "
+const BEGIN_HASHING: &str = "
     INSERT INTO request_index (id, plain_until)
     SELECT 1, CASE WHEN accepted > 0 THEN ?1 END FROM request_ledger WHERE id = 1 ON CONFLICT DO NOTHING";
-const ADD_INDEX_KEY: &str = "
+const ADD_HASH_KEY: &str = "
     INSERT INTO request_index_key (name, digest, sealed) SELECT ?1, ?2, ?3 FROM request_index WHERE id = 1
     ON CONFLICT DO NOTHING";
-const REMOVE_INDEX_KEY: &str = "
+const REMOVE_HASH_KEY: &str = "
     DELETE FROM request_index_key
     WHERE name = ?1 AND digest = ?2 AND (SELECT count(*) FROM request_index_key) > 1";
 const NAMES: &str = "
@@ -91,40 +91,40 @@ pub(super) fn newest(connection: &Connection) -> rusqlite::Result<Option<Request
     connection.prepare_cached(&sql)?.query_row([], read_request).optional()
 }
 
-pub(super) fn key_index(connection: &Connection, now: Timestamp) -> rusqlite::Result<KeyIndex> {
-    let mut statement = connection.prepare_cached(INDEX_KEYS)?;
+pub(super) fn hash_keys(connection: &Connection, now: Timestamp) -> rusqlite::Result<HashKeys> {
+    let mut statement = connection.prepare_cached(HASH_KEYS)?;
     let keys = statement.query_map([], |row| {
-        Ok(SealedIndexKey { name: row.get(0)?, digest: row.get(1)?, bytes: row.get(2)? })
+        Ok(SealedHashKey { name: row.get(0)?, digest: row.get(1)?, bytes: row.get(2)? })
     })?;
     let keys = keys.collect::<rusqlite::Result<_>>()?;
     let state: Option<Option<i64>> =
-        connection.prepare_cached(INDEX_STATE)?.query_row([], |row| row.get(0)).optional()?;
+        connection.prepare_cached(HASHING_STATE)?.query_row([], |row| row.get(0)).optional()?;
     let has_begun = state.is_some();
     let plain_until = state.flatten().map(Timestamp::from_micros);
     // One process owns the file, so no other version uses it.
-    let may_have_plain = plain_until.is_some_and(|until| now < until);
-    Ok(KeyIndex { keys, has_begun, may_have_plain, is_upgraded: false })
+    let plain_keys_may_be_in_use = plain_until.is_some_and(|until| now < until);
+    Ok(HashKeys { keys, has_begun, plain_keys_may_be_in_use, is_upgraded: false })
 }
 
-pub(super) fn begin_index(
+pub(super) fn begin_hashing(
     connection: &Connection,
-    key: &SealedIndexKey,
+    key: &SealedHashKey,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let plain_until = now.plus(RETENTION).plus(RETENTION);
-    if connection.prepare_cached(BEGIN_INDEX)?.execute([plain_until.as_micros()])? > 0 {
-        add_index_key(connection, key)?;
+    if connection.prepare_cached(BEGIN_HASHING)?.execute([plain_until.as_micros()])? > 0 {
+        add_hash_key(connection, key)?;
     }
     Ok(())
 }
 
-pub(super) fn add_index_key(connection: &Connection, key: &SealedIndexKey) -> rusqlite::Result<()> {
+pub(super) fn add_hash_key(connection: &Connection, key: &SealedHashKey) -> rusqlite::Result<()> {
     let values = params![key.name, key.digest, key.bytes];
-    connection.prepare_cached(ADD_INDEX_KEY)?.execute(values).map(drop)
+    connection.prepare_cached(ADD_HASH_KEY)?.execute(values).map(drop)
 }
 
-pub(super) fn remove_index_key(connection: &Connection, name: &str, digest: &str) -> rusqlite::Result<()> {
-    connection.prepare_cached(REMOVE_INDEX_KEY)?.execute([name, digest]).map(drop)
+pub(super) fn remove_hash_key(connection: &Connection, name: &str, digest: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached(REMOVE_HASH_KEY)?.execute([name, digest]).map(drop)
 }
 
 pub(super) fn names(

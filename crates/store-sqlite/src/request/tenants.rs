@@ -15,7 +15,7 @@ use crate::writer::WriterTurn;
 
 /// Requests erased between two checks of the turn. Their payloads may be large.
 const REQUEST_CHUNK: usize = 16;
-/// Keys and dead webhooks deleted between two checks of the turn.
+/// Keys deleted between two checks of the turn.
 const KEY_CHUNK: usize = 128;
 /// Journal rows folded between two checks of the turn.
 const FOLD_CHUNK: usize = 256;
@@ -26,7 +26,7 @@ const BEGIN: &str = "
     ON CONFLICT (tenant_id) DO UPDATE SET begun_at = max(begun_at, excluded.begun_at)";
 const COUNT: &str =
     "SELECT count(*) FROM (SELECT 1 FROM request_record WHERE tenant_id = ?1 ORDER BY tenant_id LIMIT ?2)";
-const NEXT: &str = "SELECT tenant_id, begun_at FROM request_erasure ORDER BY begun_at LIMIT 1";
+const NEXT: &str = "SELECT tenant_id, begun_at FROM request_erasure ORDER BY begun_at LIMIT 1 OFFSET ?1";
 const FIND: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = ?1 AND created_at <= ?2 ORDER BY request_id LIMIT ?3";
 const DELETE_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ?1";
@@ -38,11 +38,7 @@ const PROGRESS: &str = "UPDATE request_erasure SET erased = erased + ?2 WHERE te
 const DELETE_KEYS: &str = "
     DELETE FROM idempotency_record WHERE id IN (
         SELECT id FROM idempotency_record WHERE tenant_id = ?1 AND expires_at <= ?2 LIMIT ?3)";
-/// Dead webhooks of requests that are gone: nothing could send them.
-const DELETE_WEBHOOKS: &str = "
-    DELETE FROM dead_letter WHERE id IN (
-        SELECT id FROM dead_letter
-        WHERE topic = ?1 AND NOT EXISTS (SELECT 1 FROM request_record WHERE request_id = dead_letter.key) LIMIT ?2)";
+const DELETE_WEBHOOKS: &str = "DELETE FROM dead_letter WHERE topic = ?1 AND key = ?2";
 const COUNT_DISCARDED: &str = "UPDATE queue_ledger SET discarded = discarded + ?2 WHERE topic = ?1";
 const END: &str = "DELETE FROM request_erasure WHERE tenant_id = ?1 RETURNING erased";
 const LIMITS: &str = "SELECT tenant_id, per_minute FROM request_tenant_limit ORDER BY tenant_id";
@@ -64,26 +60,30 @@ pub(super) fn count(connection: &Connection, tenant: &TenantId, max: usize) -> r
     connection.prepare_cached(COUNT)?.query_row(params![tenant.as_str(), limited(max)], |row| row.get(0))
 }
 
-/// The tenant whose erasure began first, and when it did.
-pub(super) fn next_erasure(connection: &Connection) -> rusqlite::Result<Option<(TenantId, Timestamp)>> {
+/// The tenant whose erasure began first, after so many others, and when it did.
+pub(super) fn next_erasure(
+    connection: &Connection,
+    passed_over: usize,
+) -> rusqlite::Result<Option<(TenantId, Timestamp)>> {
     let read = |row: &Row<'_>| {
         let tenant = TenantId::parse(row.get_ref(0)?.as_str()?).map_err(fault)?;
         Ok((tenant, Timestamp::from_micros(row.get(1)?)))
     };
-    connection.prepare_cached(NEXT)?.query_row([], read).optional()
+    connection.prepare_cached(NEXT)?.query_row([limited(passed_over)], read).optional()
 }
 
 /// Erases some of a tenant's data, up to a limit.
 pub(super) struct EraseJob {
     limit: usize,
+    passed_over: usize,
     requests: Vec<RequestId>,
-    /// Keys and dead webhooks that were deleted.
-    others: usize,
+    /// Keys that were deleted.
+    keys: usize,
 }
 
 impl EraseJob {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, requests: Vec::new(), others: 0 }
+    pub(super) fn new(limit: usize, passed_over: usize) -> Self {
+        Self { limit, passed_over, requests: Vec::new(), keys: 0 }
     }
 
     /// Erases for one turn. Breaks with what was erased in all turns at the limit, or when nothing is left.
@@ -93,17 +93,16 @@ impl EraseJob {
         keys: &mut IdempotencyJournal,
         turn: &WriterTurn,
     ) -> rusqlite::Result<ControlFlow<Option<ErasedBatch>>> {
-        let Some((tenant, begun_at)) = next_erasure(connection)? else { return Ok(ControlFlow::Break(None)) };
+        let Some((tenant, begun_at)) = next_erasure(connection, self.passed_over)? else {
+            return Ok(ControlFlow::Break(None));
+        };
         while turn.has_time() {
             if self.requests.len() < self.limit && self.erase_requests(connection, &tenant, begun_at)? {
                 continue;
             }
-            let is_full = self.requests.len() + self.others >= self.limit;
+            let is_full = self.requests.len() + self.keys >= self.limit;
             // Only when their requests are gone: a key without one is free, a request without its key would be accepted twice.
             if !is_full && self.erase_keys(connection, keys, &tenant, begun_at)? {
-                continue;
-            }
-            if !is_full && self.erase_webhooks(connection)? {
                 continue;
             }
             let mut end = connection.prepare_cached(END)?;
@@ -132,11 +131,15 @@ impl EraseJob {
         }
         let mut delete_dead = connection.prepare_cached(DELETE_DEAD)?;
         let mut delete = connection.prepare_cached(DELETE)?;
+        let mut delete_webhooks = connection.prepare_cached(DELETE_WEBHOOKS)?;
+        let mut webhooks = 0;
         for id in &ids {
             let id = id.to_string();
             delete_dead.execute([&id])?;
             delete.execute([&id])?;
+            webhooks += delete_webhooks.execute([WEBHOOKS_TOPIC, &id])?;
         }
+        connection.prepare_cached(COUNT_DISCARDED)?.execute(params![WEBHOOKS_TOPIC, webhooks])?;
         connection.prepare_cached(COUNT_ERASED)?.execute([ids.len()])?;
         connection.prepare_cached(PROGRESS)?.execute(params![tenant.as_str(), ids.len()])?;
         self.requests.extend(ids);
@@ -158,18 +161,7 @@ impl EraseJob {
         let until = begun_at.plus(RETENTION).as_micros();
         let values = params![tenant.as_str(), until, limited(KEY_CHUNK)];
         let deleted = connection.prepare_cached(DELETE_KEYS)?.execute(values)?;
-        self.others += deleted;
-        Ok(deleted > 0)
-    }
-
-    /// Deletes some dead webhooks. Returns whether there were any.
-    fn erase_webhooks(&mut self, connection: &Connection) -> rusqlite::Result<bool> {
-        let values = params![WEBHOOKS_TOPIC, limited(KEY_CHUNK)];
-        let deleted = connection.prepare_cached(DELETE_WEBHOOKS)?.execute(values)?;
-        if deleted > 0 {
-            connection.prepare_cached(COUNT_DISCARDED)?.execute(params![WEBHOOKS_TOPIC, deleted])?;
-        }
-        self.others += deleted;
+        self.keys += deleted;
         Ok(deleted > 0)
     }
 }

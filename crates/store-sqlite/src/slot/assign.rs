@@ -10,7 +10,7 @@ use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::Batch;
 use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, WindowCounter, WindowQuery};
 
-use super::config::Version;
+use super::config::ConfigVersion;
 use super::recount::Recounts;
 use super::{config, due, find, status_text};
 use crate::book::count_slots;
@@ -132,7 +132,7 @@ pub(super) fn assign_chunk(
     for Assign { event, config, .. } in chunk {
         existing.extend(find(connection, event)?);
         if !paces.contains_key(config)
-            && let Some(Version { config: active, generation }) = config::active(connection, config)?
+            && let Some(ConfigVersion { config: active, generation }) = config::active(connection, config)?
         {
             paces.insert(active.name, active.pace);
             generations.insert(config, generation);

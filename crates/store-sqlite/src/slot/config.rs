@@ -28,7 +28,7 @@ const INSERT: &str = "
     VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7)";
 
 /// A version of a config, and the generation of window counters that it uses.
-pub(super) struct Version {
+pub(super) struct ConfigVersion {
     pub(super) config: SlotConfig,
     pub(super) generation: i64,
 }
@@ -52,11 +52,11 @@ pub(super) fn insert(
 }
 
 /// The newest version, active or not. Window counters follow it.
-pub(super) fn latest(connection: &Connection, name: &ConfigName) -> rusqlite::Result<Option<Version>> {
+pub(super) fn latest(connection: &Connection, name: &ConfigName) -> rusqlite::Result<Option<ConfigVersion>> {
     connection.prepare_cached(LATEST)?.query_row([name.as_str()], read).optional()
 }
 
-pub(super) fn active(connection: &Connection, name: &ConfigName) -> rusqlite::Result<Option<Version>> {
+pub(super) fn active(connection: &Connection, name: &ConfigName) -> rusqlite::Result<Option<ConfigVersion>> {
     connection.prepare_cached(ACTIVE)?.query_row([name.as_str()], read).optional()
 }
 
@@ -92,7 +92,7 @@ fn window_ms(pace: &Pace) -> i64 {
     i64::try_from(pace.window().as_millis()).unwrap_or(i64::MAX)
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Version> {
+fn read(row: &Row<'_>) -> rusqlite::Result<ConfigVersion> {
     let pace = Pace::new(row.get(2)?, Duration::from_millis(row.get(3)?)).map_err(fault)?;
     let config = SlotConfig {
         name: ConfigName::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
@@ -100,5 +100,5 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Version> {
         pace,
         created_at: Timestamp::from_micros(row.get(4)?),
     };
-    Ok(Version { config, generation: row.get(5)? })
+    Ok(ConfigVersion { config, generation: row.get(5)? })
 }

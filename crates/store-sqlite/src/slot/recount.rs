@@ -18,7 +18,7 @@ use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::SlotConfig;
 use weir_store::{Error, Result};
 
-use super::config::{self, Version};
+use super::config::{self, ConfigVersion};
 use super::status_text;
 use crate::writer::{QUEUED_JOBS_MAX, WriterTurn};
 
@@ -110,7 +110,7 @@ pub(super) struct PutConfigJob {
 
 enum Stage {
     Begin,
-    Recount(Recount),
+    Recount(SlotRecount),
     /// The version is active, and the counters of this old generation are being removed.
     RemoveOld(SlotConfig, i64),
 }
@@ -158,7 +158,7 @@ impl PutConfigJob {
     }
 
     /// Starts a recount. If the pace is unchanged, or the version is the first, breaks with the version instead.
-    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<SlotConfig, Recount>> {
+    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<SlotConfig, SlotRecount>> {
         let before = match config::latest(connection, &self.name)? {
             Some(before) if before.config.pace != self.pace => before,
             same_pace => {
@@ -169,7 +169,7 @@ impl PutConfigJob {
         };
         let generation = before.generation.saturating_add(1);
         connection.prepare_cached(INSERT_UNUSED)?.execute(params![self.name.as_str(), generation])?;
-        Ok(ControlFlow::Continue(Recount {
+        Ok(ControlFlow::Continue(SlotRecount {
             pace: self.pace,
             generation,
             before,
@@ -181,7 +181,7 @@ impl PutConfigJob {
     }
 
     /// Activates the new version with the recounted generation. Waiting calls continue.
-    fn activate(&self, connection: &Connection, recount: Recount) -> rusqlite::Result<Stage> {
+    fn activate(&self, connection: &Connection, recount: SlotRecount) -> rusqlite::Result<Stage> {
         let (name, unused) = (self.name.as_str(), recount.before.generation);
         let config = config::insert(connection, &self.name, self.pace, recount.generation, self.now)?;
         connection.prepare_cached(DELETE_UNUSED)?.execute(params![name, recount.generation])?;
@@ -191,10 +191,10 @@ impl PutConfigJob {
 }
 
 /// A recount in progress.
-struct Recount {
+struct SlotRecount {
     pace: Pace,
     generation: i64,
-    before: Version,
+    before: ConfigVersion,
     /// Whether the counters that a failed recount has left in this generation are removed.
     is_clear: bool,
     /// The last row that was counted: its time, and its event if slots are counted.
@@ -204,7 +204,7 @@ struct Recount {
     _guard: RecountGuard,
 }
 
-impl Recount {
+impl SlotRecount {
     /// Counts one page. Returns true after the last one.
     fn step(&mut self, connection: &Connection) -> rusqlite::Result<bool> {
         if !self.is_clear {
@@ -250,7 +250,7 @@ impl Recount {
     fn counters(&mut self, connection: &Connection) -> rusqlite::Result<Vec<(Timestamp, u32)>> {
         let mut page = Vec::with_capacity(PAGE);
         let mut statement = connection.prepare_cached(COUNTERS)?;
-        let Version { config, generation } = &self.before;
+        let ConfigVersion { config, generation } = &self.before;
         let mut rows = statement.query(params![config.name.as_str(), generation, self.after.0, PAGE])?;
         while let Some(row) = rows.next()? {
             self.after.0 = row.get(0)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::{ConfigName, Timestamp};
 
-use super::config::{self, Version};
+use super::config::{self, ConfigVersion};
 use super::{Recounts, due};
 use crate::book::count_slots;
 use crate::error::fault;
@@ -154,7 +154,7 @@ impl PurgeJob {
 fn delete_slots(
     connection: &Connection,
     name: &ConfigName,
-    latest: &Version,
+    latest: &ConfigVersion,
     boundary: Timestamp,
     rows: usize,
 ) -> rusqlite::Result<usize> {

@@ -45,7 +45,7 @@ pub(crate) enum Scheduling {
 }
 
 /// A unit of work: applied in a transaction, and answered once that is committed.
-pub(super) trait Job: Send {
+pub(super) trait WriterJob: Send {
     fn scheduling(&self) -> Scheduling;
     /// Works for one turn. `Continue` means that there is more to do.
     fn apply(
@@ -65,7 +65,7 @@ pub(super) struct ClosureJob<F, T> {
     pub(super) caller: oneshot::Sender<Result<T>>,
 }
 
-impl<F, T> Job for ClosureJob<F, T>
+impl<F, T> WriterJob for ClosureJob<F, T>
 where
     F: FnMut(&Connection, &mut WriterState, &WriterTurn) -> rusqlite::Result<ControlFlow<T>> + Send,
     T: Send,

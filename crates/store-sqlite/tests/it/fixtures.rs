@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::Connection;
 use tempfile::TempDir;
 use weir_core::ManualClock;
 use weir_limiter::LocalLimiter;
@@ -70,9 +71,16 @@ impl<const IN_TURNS: bool> HasQueue for Embedded<IN_TURNS> {
     }
 }
 
+#[async_trait::async_trait]
 impl<const IN_TURNS: bool> HasQuota for Embedded<IN_TURNS> {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         Arc::new(self.engine.clone())
+    }
+
+    async fn count_max(&self, user: &str) -> u32 {
+        let sql = "SELECT max(rate_limit, kept_count) FROM rate_limit_store WHERE user_id = ?1";
+        let connection = Connection::open(self.directory.path().join("weir.db")).expect("it opens");
+        connection.query_row(sql, [user], |row| row.get(0)).expect("the user is configured")
     }
 }
 

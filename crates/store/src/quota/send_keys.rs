@@ -2,6 +2,7 @@
 //!
 //! A key is recorded in the commit that counts its message. Where a broker is published to before that commit, the id of the
 //! message is recorded in a commit of its own before anything is published, so that every attempt publishes the same message.
+//! There nothing is published under a key without a record: another batch may just have forgotten it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -53,13 +54,18 @@ impl SendRecord {
     }
 }
 
+/// `needs_record` says that its message is published before the commit.
 pub(super) fn decide(
     key: &SendKey,
     record: Option<&SendRecord>,
     row: Option<&Quota>,
     now: Timestamp,
+    needs_record: bool,
 ) -> KeyDecision {
-    let Some(record) = record.filter(|record| record.is_live(now)) else { return KeyDecision::New };
+    let Some(record) = record.filter(|record| record.is_live(now)) else {
+        let not_queued = KeyDecision::Answered(SendOutcome::NotQueued(EnqueueOutcome::Failed));
+        return if needs_record { not_queued } else { KeyDecision::New };
+    };
     if record.message != key.message {
         return KeyDecision::Answered(SendOutcome::KeyConflict);
     }
@@ -104,14 +110,14 @@ pub fn reservations(
 
 /// What a batch changes in the records, both in order of the hash.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct KeyChanges {
+pub struct SendKeyChanges {
     /// The accepted sends.
     pub saved: Vec<(SendKeyHash, SendRecord)>,
     /// Keys that were reserved for this batch and of which nothing was published.
     pub forgotten: Vec<SendKeyHash>,
 }
 
-impl KeyChanges {
+impl SendKeyChanges {
     /// `reserved` are the keys whose records this batch has created before it published.
     pub(super) fn of(
         sends: &[SendMessage],

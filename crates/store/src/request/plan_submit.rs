@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use weir_core::quota::Quota;
-use weir_core::request::idempotency::{IdempotencyRecord, Submission, decide};
+use weir_core::request::idempotency::{IdempotencyRecord, SubmissionDecision, decide};
 use weir_core::request::state::RequestProgress;
 use weir_core::{Timestamp, Verdict};
 
@@ -26,9 +26,9 @@ impl IdempotencyEntry {
         let fingerprint =
             plain.filter(|plain| *plain == self.record.fingerprint).unwrap_or(submit.fingerprint);
         match decide(Some(&self.record), &fingerprint, now) {
-            Submission::New => None,
-            Submission::Replay(_) => Some(SubmitOutcome::Replayed(self.receipt)),
-            Submission::Conflict => Some(SubmitOutcome::Conflict),
+            SubmissionDecision::New => None,
+            SubmissionDecision::Replay(_) => Some(SubmitOutcome::Replayed(self.receipt)),
+            SubmissionDecision::Conflict => Some(SubmitOutcome::Conflict),
         }
     }
 }

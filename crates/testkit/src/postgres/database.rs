@@ -120,6 +120,17 @@ impl Database {
         });
         rows.map(|row| (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()).collect()
     }
+
+    /// The highest count of a user of quota that the audit accepts.
+    pub async fn quota_count_max(&self, user: &str) -> u32 {
+        let sql = format!(
+            "SELECT greatest(rate_limit, kept_count) FROM rate_limit_store WHERE user_id = '{}'",
+            user.replace('\'', "''")
+        );
+        let rows = self.query_strings(&sql).await;
+        let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
+        count.unwrap_or_else(|| panic!("{user} is not configured: {rows:?}"))
+    }
 }
 
 impl Drop for Database {

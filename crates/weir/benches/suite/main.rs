@@ -106,7 +106,7 @@ struct Arguments {
     /// Run only these parts [default: all but soak]
     #[arg(long, value_enum, value_delimiter = ',', hide_default_value = true, default_values_t = Part::usual())]
     only: Vec<Part>,
-    /// How long the runs of soak take, as a part of 5 hours in all
+    /// How long the runs of soak take, as a part of 2 h 40 min in all
     #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
     scale: f64,
     /// Also measure this binary, alternating with the one that was just built

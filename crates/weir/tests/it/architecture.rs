@@ -109,14 +109,33 @@ fn server_modules_depend_on_each_other_as_documented_and_without_cycles() {
 /// Modules of the server whose log lines are all written by their `events.rs`.
 const MODULES_WITH_EVENTS: [&str; 7] = ["gateway", "operations", "quota", "request", "sale", "slot", "tier"];
 
+/// Those of which some files still count beside their events.
+const MODULES_THAT_COUNT_BESIDE: [&str; 1] = ["sale"];
+
 /// Whether code logs: a macro of `tracing`, or an import that would let it be called without the crate's name.
 fn logs(code: &str) -> bool {
     let macros = ["trace", "debug", "info", "warn", "error", "event"];
     code.contains("use tracing::") || macros.iter().any(|name| code.contains(&format!("tracing::{name}!")))
 }
 
+/// Whether code moves a counter of its capability.
+fn counts(code: &str) -> bool {
+    let moves = ["inc(", "inc_by(", "observe(", "record_", "record(", "count_"];
+    let calls = code.split("metrics.").skip(1).filter_map(|rest| {
+        // The path of fields behind it, up to the call: `metrics.denied.inc(`, `metrics.record_send(`.
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'))?;
+        rest[end..].starts_with('(').then(|| &rest[..=end])
+    });
+    calls.into_iter().any(|call| {
+        let method = call.rsplit('.').next().unwrap();
+        moves.iter().any(|name| method.starts_with(name))
+    })
+}
+
 #[test]
-fn capabilities_log_only_through_their_events() {
+fn capabilities_log_and_count_only_through_their_events() {
+    assert!(counts("self.metrics.denied.inc();") && counts("metrics.record_send(&outcome)"));
+    assert!(!counts("metrics.quota.clone()") && !counts("use super::metrics::QuotaMetrics;"));
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src");
     for module in MODULES_WITH_EVENTS {
         let mut files = vec![sources.join(format!("{module}.rs"))];
@@ -133,6 +152,11 @@ fn capabilities_log_only_through_their_events() {
             let text = std::fs::read_to_string(&file).unwrap();
             let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
             assert!(!logs(code), "{} logs; move the line to {module}/events.rs", file.display());
+            assert!(
+                name == "metrics" || !counts(code) || MODULES_THAT_COUNT_BESIDE.contains(&module),
+                "{} counts; let an event of {module}/events.rs do it, with its log line",
+                file.display()
+            );
         }
     }
 }

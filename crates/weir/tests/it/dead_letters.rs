@@ -35,6 +35,21 @@ async fn with_dead_letters(store: Store, count: usize) -> Running {
     server
 }
 
+/// Gives one dead letter the id that a server with a clock far ahead would have given it.
+async fn put_one_ahead(server: &mut Running) {
+    let update = "UPDATE dead_letter SET id = '0fffffff-ffff-7fff-bfff-ffffffffffff' WHERE key = 'u2'";
+    server.weir.terminate();
+    server.weir.wait(crate::fixtures::TEST_TIMEOUT).await;
+    match &server.database {
+        Some(database) => database.execute(update).await,
+        None => {
+            let file = rusqlite::Connection::open(server.weir.data_dir().join("weir.db")).unwrap();
+            assert_eq!(file.execute(update, []).unwrap(), 1);
+        }
+    }
+    server.weir.restart().await;
+}
+
 async fn list(operator: &Client, query: &str) -> Value {
     let response = operator.get(&format!("/admin/dlq{query}")).await.unwrap();
     assert_eq!(response.status, 200, "{:?}", response.body);
@@ -79,7 +94,10 @@ async fn letters_are_listed_replayed_and_discarded(store: Store) {
     assert_eq!(wait_until_delivered(&operator).await["ok"], true);
 }
 
-on_each_engine!(letters_are_listed_replayed_and_discarded);
+on_each_engine!(
+    letters_are_listed_replayed_and_discarded,
+    letters_of_a_server_whose_clock_is_ahead_are_replayed_with_the_others
+);
 
 #[tokio::test]
 async fn only_the_operator_is_authorized() {
@@ -117,4 +135,16 @@ async fn invalid_queries_are_400_and_unknown_ids_404() {
         assert_eq!(operator.delete(&format!("/admin/dlq/{id}")).await.unwrap().status, 404, "{id}");
     }
     assert_eq!(list(&operator, "?cursor=%00nonsense").await["items"], json!([]));
+}
+
+async fn letters_of_a_server_whose_clock_is_ahead_are_replayed_with_the_others(store: Store) {
+    let mut server = with_dead_letters(store, 3).await;
+    put_one_ahead(&mut server).await;
+    let operator = server.operator();
+    for (dry_run, replayed) in [(true, 0), (false, 3)] {
+        let filter = json!({"topic": "sms-outbound", "dryRun": dry_run});
+        let response = operator.post("/admin/dlq/replay", &filter).await.unwrap();
+        assert_eq!(response.status, 200, "{:?}", response.body);
+        assert_eq!(response.json(), json!({"matched": 3, "replayed": replayed}), "{filter}");
+    }
 }

@@ -19,6 +19,7 @@ use weir_server::grpc::message::{
     Code, DescriptorStatus, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
     RateLimitUnit,
 };
+use weir_testkit::wait;
 
 use crate::fixtures::{FAR_FUTURE, InProcess, Running, Store, TEST_TIMEOUT, weir};
 
@@ -409,6 +410,25 @@ async fn a_stop_changes_health_to_not_serving() {
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     let status = running.weir.wait(TEST_TIMEOUT).await;
     assert!(status.success(), "a health watch must not delay a stop: {status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_watches_health_twice_at_a_time() {
+    let running = Running::start(Store::Embedded).await;
+    let proxy = Proxy::connect(running.weir.grpc_addr());
+    let watch = async |proxy: &Proxy| {
+        let mut health = HealthClient::new(proxy.0.clone());
+        health.watch(HealthCheckRequest::default()).await.map(tonic::Response::into_inner)
+    };
+    let first = watch(&proxy).await.unwrap();
+    let mut second = watch(&proxy).await.unwrap();
+    assert_eq!(second.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    assert_eq!(watch(&proxy).await.unwrap_err().code(), Fault::ResourceExhausted);
+    assert!(watch(&Proxy::connect(running.weir.grpc_addr())).await.is_ok(), "another connection");
+    let nothing = RateLimitRequest { domain: "nothing".into(), ..question(&[address("x")]) };
+    assert_eq!(proxy.send(Request::new(nothing)).await.unwrap().overall_code(), Code::Ok, "requests go on");
+    drop(first);
+    wait::until("the stream has ended", TEST_TIMEOUT, async || watch(&proxy).await.is_ok()).await;
 }
 
 #[tokio::test]

@@ -163,8 +163,7 @@ async fn a_key_publishes_one_message_also_after_a_503_whose_outcome_is_unknown()
     }
     let mut broker = Broker::private();
     let database = postgres::Server::shared().database("kafka").await;
-    let weir =
-        server_with(&database, &broker.url(), "keys", "api").env("WEIR_KAFKA_TIMEOUT", "1s").spawn().await;
+    let weir = server_with(&database, &broker.url(), "keys", "api").spawn().await;
     let client = Client::new(weir.base_url());
     wait_until_healthy(&client).await;
     configure(&client, "keys", 100, 60).await;

@@ -8,7 +8,7 @@ use serde_json::json;
 use weir_testkit::http::{Client, Response};
 
 use crate::fixtures::{
-    InProcess, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
+    InProcess, LONG_TIMEOUTS, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
 };
 
 async fn a_configuration_is_saved_shown_replaced_and_removed(store: Store) {
@@ -167,7 +167,7 @@ async fn a_repeated_key_gets_the_same_answer_for_a_day(store: Store) {
 }
 
 async fn a_key_is_one_message_however_many_send_it_and_is_not_stored_as_it_is(store: Store) {
-    let server = Running::start(store).await;
+    let server = Running::start_with(store, &LONG_TIMEOUTS).await;
     let client = server.client();
     configure(&client, "lee", 100, 60).await;
     let answers = join_all((0..50).map(|_| send_with_key(&client, "secret-key", "lee", "hello"))).await;

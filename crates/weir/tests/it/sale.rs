@@ -15,3 +15,4 @@ mod purchases;
 mod redis;
 mod states;
 mod stream;
+mod throttles;

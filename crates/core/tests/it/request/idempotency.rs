@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::request::canonical::{CanonicalJson, Fingerprint};
-use weir_core::request::idempotency::{IdempotencyRecord, RETENTION, Submission, TenantKey, decide};
+use weir_core::request::idempotency::{IdempotencyRecord, RETENTION, SubmissionDecision, TenantKey, decide};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
@@ -28,10 +28,13 @@ fn a_key_is_free_again_after_exactly_a_day() {
     let record = IdempotencyRecord::new(fingerprint(0, 0), RequestId::new(START, [0; 10]), START);
     let last = Timestamp::from_micros(START.plus(RETENTION).as_micros() - 1);
     assert_eq!(RETENTION, Duration::from_secs(24 * 60 * 60));
-    assert_eq!(decide(Some(&record), &fingerprint(0, 0), last), Submission::Replay(record.request_id));
-    assert_eq!(decide(Some(&record), &fingerprint(0, 1), last), Submission::Conflict);
-    assert_eq!(decide(Some(&record), &fingerprint(0, 1), START.plus(RETENTION)), Submission::New);
-    assert_eq!(decide(None, &fingerprint(0, 0), START), Submission::New);
+    assert_eq!(
+        decide(Some(&record), &fingerprint(0, 0), last),
+        SubmissionDecision::Replay(record.request_id)
+    );
+    assert_eq!(decide(Some(&record), &fingerprint(0, 1), last), SubmissionDecision::Conflict);
+    assert_eq!(decide(Some(&record), &fingerprint(0, 1), START.plus(RETENTION)), SubmissionDecision::New);
+    assert_eq!(decide(None, &fingerprint(0, 0), START), SubmissionDecision::New);
 }
 
 /// An accepted submission: its content and the request it became.
@@ -57,14 +60,14 @@ proptest! {
                 (accepted.tenant, accepted.key) == (tenant, key) && now.since(accepted.at) < Duration::from_secs(86_400)
             });
             let expected = match existing {
-                None => Submission::New,
-                Some(accepted) if accepted.content == (kind, payload) => Submission::Replay(accepted.id),
-                Some(_) => Submission::Conflict,
+                None => SubmissionDecision::New,
+                Some(accepted) if accepted.content == (kind, payload) => SubmissionDecision::Replay(accepted.id),
+                Some(_) => SubmissionDecision::Conflict,
             };
             let name = tenant_key(tenant, key);
             let submission = decide(records.get(&name), &fingerprint(kind, payload), now);
             prop_assert_eq!(submission, expected);
-            if submission == Submission::New {
+            if submission == SubmissionDecision::New {
                 let id = RequestId::new(now, [u8::try_from(index).unwrap(); 10]);
                 records.insert(name, IdempotencyRecord::new(fingerprint(kind, payload), id, now));
                 model.push(AcceptedSubmission { tenant, key, content: (kind, payload), at: now, id });

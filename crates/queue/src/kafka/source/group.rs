@@ -9,18 +9,18 @@ use rdkafka::consumer::{CommitMode, Consumer as _, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::TopicPartitionList;
 
-use super::{Consumer, Shared, State, list};
+use super::{Consumer, SharedSource, SourceState, list};
 use crate::kafka::log;
 
 /// How long revoking a partition waits until its claimed messages are settled.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The callbacks of one group member.
-pub(super) struct Context {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct GroupContext {
+    pub(super) shared: Arc<SharedSource>,
 }
 
-impl ClientContext for Context {
+impl ClientContext for GroupContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         log::line(level, facility, line);
     }
@@ -31,7 +31,7 @@ impl ClientContext for Context {
     }
 }
 
-impl ConsumerContext for Context {
+impl ConsumerContext for GroupContext {
     fn pre_rebalance(&self, consumer: &Consumer, rebalance: &Rebalance<'_>) {
         match rebalance {
             Rebalance::Assign(list) => {
@@ -69,10 +69,10 @@ impl ConsumerContext for Context {
     }
 }
 
-impl Context {
+impl GroupContext {
     /// Stops claims of these partitions, waits until their claimed messages are settled, and commits their offsets.
     fn finish(&self, partitions: &[u16], consumer: &Consumer) {
-        let busy = |state: &mut State| {
+        let busy = |state: &mut SourceState| {
             let out = state.committing || state.in_flight.is_out(partitions, Instant::now());
             out && !self.shared.is_ending()
         };

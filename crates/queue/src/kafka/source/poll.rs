@@ -10,7 +10,7 @@ use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 use weir_core::TraceContext;
 use weir_core::trace::TRACESTATE_BYTES_MAX;
 
-use super::{Consumer, Entry, Shared, State, list};
+use super::{Consumer, Entry, SharedSource, SourceState, list};
 use crate::{Message, Position};
 
 /// How long a poll waits for messages, and the longest time until a stop is noticed.
@@ -22,7 +22,7 @@ const PAUSE_AFTER: Duration = Duration::from_secs(2);
 /// The interval at which unconfirmed offsets are committed again.
 const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 
-impl Shared {
+impl SharedSource {
     /// Polls until the source is closed, then leaves the group.
     pub(super) fn run(&self, consumer: Arc<Consumer>) {
         let (mut paused, mut committed_at) = (false, Instant::now());
@@ -56,7 +56,7 @@ impl Shared {
 
     /// Waits until fewer messages are in flight. Returns whether there are still too many.
     fn wait_for_capacity(&self, at_most: Duration) -> bool {
-        let full = |state: &mut State| state.in_flight.is_full() && !self.is_ending();
+        let full = |state: &mut SourceState| state.in_flight.is_full() && !self.is_ending();
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, full, at_most);
         state.in_flight.is_full()

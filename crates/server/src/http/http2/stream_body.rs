@@ -30,7 +30,7 @@ use crate::peer::transport::WRITE_TIMEOUT;
 const LAST_PIECE_MAX: usize = 1_024;
 
 tokio::task_local! {
-    static UNREAD: Arc<Unread>;
+    static UNREAD: Arc<UnreadResponse>;
 }
 
 /// Spawns the tasks of requests.
@@ -40,7 +40,7 @@ pub(in crate::http) struct StreamExecutor;
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
         tokio::spawn(async move {
-            let unread = Arc::new(Unread::default());
+            let unread = Arc::new(UnreadResponse::default());
             tokio::select! {
                 biased;
                 () = UNREAD.scope(Arc::clone(&unread), stream) => {}
@@ -54,7 +54,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
 
 /// What the caller of one request has not taken of its response.
 #[derive(Default)]
-pub(super) struct Unread(Mutex<UnreadState>);
+pub(super) struct UnreadResponse(Mutex<UnreadState>);
 
 #[derive(Default)]
 struct UnreadState {
@@ -66,7 +66,7 @@ struct UnreadState {
     body: Option<Waker>,
 }
 
-impl Unread {
+impl UnreadResponse {
     /// That of the request whose task this is.
     pub(super) fn current() -> Arc<Self> {
         UNREAD.try_with(Arc::clone).unwrap_or_default()
@@ -123,7 +123,7 @@ impl Unread {
 /// A part of a response. It is dropped when it is written, or its stream was reset.
 pub(in crate::http) struct Piece {
     bytes: Bytes,
-    unread: Arc<Unread>,
+    unread: Arc<UnreadResponse>,
 }
 
 impl Buf for Piece {
@@ -157,13 +157,13 @@ impl Drop for Piece {
 /// The body of a response. It lasts, with what it holds, until its caller has taken it.
 pub(in crate::http) struct StreamBody<H> {
     body: Body,
-    unread: Arc<Unread>,
+    unread: Arc<UnreadResponse>,
     is_last_piece_small: bool,
     _held: H,
 }
 
 impl<H> StreamBody<H> {
-    pub(super) fn new(body: Body, unread: Arc<Unread>, held: H) -> Self {
+    pub(super) fn new(body: Body, unread: Arc<UnreadResponse>, held: H) -> Self {
         Self { body, unread, is_last_piece_small: true, _held: held }
     }
 }
@@ -222,7 +222,7 @@ mod tests {
                 let body = http_body_util::Full::new(Bytes::from(vec![b'x'; bytes]));
                 let body = body.with_trailers(async { Some(Ok(trailers)) });
                 let held = held.try_acquire_owned().unwrap();
-                let body = StreamBody::new(Body::new(body), Unread::current(), held);
+                let body = StreamBody::new(Body::new(body), UnreadResponse::current(), held);
                 Ok::<_, Infallible>(Response::new(body))
             }
         });

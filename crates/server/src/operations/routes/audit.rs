@@ -30,11 +30,11 @@ pub(crate) struct AuditResponse {
     /// Whether all books balance and nobody is over a limit.
     #[schema(examples(true))]
     ok: bool,
-    quota: QuotaAudit,
-    slot: SlotAudit,
-    request: RequestAudit,
-    tier: TierAudit,
-    sale: SaleAudit,
+    quota: QuotaBooks,
+    slot: SlotBooks,
+    request: RequestBooks,
+    tier: TierBooks,
+    sale: SaleBooks,
     /// Whether all rows were read for this response. Otherwise the numbers are those that the database counts with each
     /// transaction, and `slot.different`, `slot.aboveMaximum` and `quota.overLimit` are of the last recount.
     #[schema(examples(true))]
@@ -94,7 +94,8 @@ impl From<RunningRecount> for RecountProgress {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct QuotaAudit {
+#[schema(as = QuotaAudit)]
+struct QuotaBooks {
     /// Users with a quota.
     users: u64,
     /// Some of the users whose count is above their limit. Must be empty.
@@ -116,8 +117,7 @@ struct QuotaAudit {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = SlotBooks)]
-struct SlotAudit {
+struct SlotBooks {
     /// Events that have a slot.
     slots: u64,
     /// The sum of the counters of all windows. Must equal `slots`.
@@ -131,14 +131,13 @@ struct SlotAudit {
     /// Slots published on the store's own queue; absent unless `slot.dispatch.topic` is set and Kafka is not in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    dispatched: Option<MessageAudit>,
+    dispatched: Option<MessageBooks>,
 }
 
 /// The counts of a topic.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = MessageBooks)]
-struct MessageAudit {
+struct MessageBooks {
     /// Messages ever queued.
     accepted: u64,
     /// Messages ever done.
@@ -153,7 +152,7 @@ struct MessageAudit {
     difference: i128,
 }
 
-impl From<weir_queue::QueueAudit> for MessageAudit {
+impl From<weir_queue::QueueAudit> for MessageBooks {
     fn from(books: weir_queue::QueueAudit) -> Self {
         Self {
             accepted: books.accepted,
@@ -168,8 +167,7 @@ impl From<weir_queue::QueueAudit> for MessageAudit {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = RequestBooks)]
-struct RequestAudit {
+struct RequestBooks {
     /// Requests ever accepted.
     accepted: u64,
     /// Requests that are completed.
@@ -190,12 +188,11 @@ struct RequestAudit {
     jobs: u64,
     /// How many requests are missing (positive) or too many (negative). Must be 0.
     difference: i128,
-    webhooks: MessageAudit,
+    webhooks: MessageBooks,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = TierBooks)]
-struct TierAudit {
+struct TierBooks {
     /// Stored holds. Must be the sum of `open`, `settled` and `expired`.
     holds: u64,
     /// Holds that can be settled.
@@ -213,8 +210,7 @@ struct TierAudit {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = SaleBooks)]
-struct SaleAudit {
+struct SaleBooks {
     /// Products.
     products: u64,
     /// Units sold of all products.
@@ -225,22 +221,21 @@ struct SaleAudit {
     #[schema(examples(json!([])))]
     different: Vec<String>,
     /// The newest products.
-    items: Vec<ProductAudit>,
+    items: Vec<ProductBooks>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = ProductBooks)]
-struct ProductAudit {
+struct ProductBooks {
     sku: String,
     initial_stock: u64,
     sold: u64,
     persisted: u64,
 }
 
-impl From<weir_store::sale::SaleAudit> for SaleAudit {
+impl From<weir_store::sale::SaleAudit> for SaleBooks {
     fn from(books: weir_store::sale::SaleAudit) -> Self {
-        let item = |item: weir_store::sale::ProductAudit| ProductAudit {
+        let item = |item: weir_store::sale::ProductAudit| ProductBooks {
             sku: item.sku,
             initial_stock: item.initial_stock,
             sold: item.sold,
@@ -309,7 +304,7 @@ pub(crate) async fn audit_books(
     let now = app.engines.store.wall_clock.now();
     Ok(Json(AuditResponse {
         ok,
-        quota: QuotaAudit {
+        quota: QuotaBooks {
             users: quota.users,
             over_limit: quota.over_limit,
             accepted: messages.accepted,
@@ -319,14 +314,14 @@ pub(crate) async fn audit_books(
             in_flight: messages.in_flight,
             difference: messages.difference(),
         },
-        slot: SlotAudit {
+        slot: SlotBooks {
             slots: slot.slots,
             counted: slot.counted,
             different: slot.different,
             above_maximum: slot.above_maximum,
-            dispatched: slot_messages.map(MessageAudit::from),
+            dispatched: slot_messages.map(MessageBooks::from),
         },
-        request: RequestAudit {
+        request: RequestBooks {
             accepted: request.accepted,
             completed: request.completed,
             failed: request.failed,
@@ -339,7 +334,7 @@ pub(crate) async fn audit_books(
             difference: request.difference(),
             webhooks: request_webhooks.into(),
         },
-        tier: TierAudit {
+        tier: TierBooks {
             holds: tier.holds,
             open: tier.open,
             held: tier.open_cost,

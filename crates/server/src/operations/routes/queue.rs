@@ -66,8 +66,8 @@ struct MessageResponse {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(as = SettleClaimRequest, examples(json!({"topic": "payments-due", "receipt": "3-5", "done": ["3-17"]})))]
-pub(crate) struct SettleRequest {
+#[schema(examples(json!({"topic": "payments-due", "receipt": "3-5", "done": ["3-17"]})))]
+pub(crate) struct SettleClaimRequest {
     #[schema(value_type = String)]
     topic: Box<str>,
     /// The `receipt` of the claim.
@@ -78,7 +78,7 @@ pub(crate) struct SettleRequest {
     #[serde(default)]
     retry: Vec<RetryRequest>,
     #[serde(default)]
-    dead: Vec<DeadRequest>,
+    dead: Vec<DeadMessageRequest>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -92,7 +92,7 @@ struct RetryRequest {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = DeadMessage)]
-struct DeadRequest {
+struct DeadMessageRequest {
     id: String,
     /// At most 1,000 bytes.
     #[schema(max_length = 1000)]
@@ -100,8 +100,7 @@ struct DeadRequest {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = SettleClaimResponse)]
-pub(crate) struct SettleResponse {
+pub(crate) struct SettleClaimResponse {
     #[schema(examples(1))]
     settled: usize,
 }
@@ -169,9 +168,9 @@ pub(crate) async fn claim_messages(
     post,
     path = "/admin/queue/settle",
     tag = "slot",
-    request_body = SettleRequest,
+    request_body = SettleClaimRequest,
     responses(
-        (status = 200, description = "How many messages were settled.", body = SettleResponse),
+        (status = 200, description = "How many messages were settled.", body = SettleClaimResponse),
         (status = 404, description = "Slots are not dispatched, or not on this topic, or on Kafka."),
         (
             status = 409,
@@ -182,8 +181,8 @@ pub(crate) async fn claim_messages(
 )]
 pub(crate) async fn settle_messages(
     State(app): State<Arc<App>>,
-    Json(request): Json<SettleRequest>,
-) -> Result<Json<SettleResponse>, ApiError> {
+    Json(request): Json<SettleClaimRequest>,
+) -> Result<Json<SettleClaimResponse>, ApiError> {
     let queue = queue(&app, &request.topic)?;
     let leases = parse_leases(&request.receipt)?;
     let receipt = ClaimReceipt { topic: request.topic.into_string(), leases };
@@ -195,7 +194,7 @@ pub(crate) async fn settle_messages(
     };
     let settled = settlement.done.len() + settlement.retry.len() + settlement.dead.len();
     match within(app.settings.http.timeout, queue.settle(&receipt, settlement)).await? {
-        true => Ok(Json(SettleResponse { settled })),
+        true => Ok(Json(SettleClaimResponse { settled })),
         false => Err(ApiError::conflict(
             "LEASE_EXPIRED",
             "The claim has run out; its messages are handed out again, claim them anew",
@@ -262,7 +261,7 @@ fn parse_retry(retry: &RetryRequest) -> Result<(Position, Duration), ApiError> {
     Ok((parse_position(&retry.id)?, Duration::from_secs(delay.into())))
 }
 
-fn parse_dead(dead: DeadRequest) -> Result<(Position, String), ApiError> {
+fn parse_dead(dead: DeadMessageRequest) -> Result<(Position, String), ApiError> {
     if dead.reason.len() > REASON_MAX || dead.reason.contains('\0') {
         return Err(ApiError::invalid_field("reason", format!("must be at most {REASON_MAX} bytes of text")));
     }

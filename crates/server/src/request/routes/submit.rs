@@ -26,7 +26,6 @@ use crate::http::extract::Tenant;
 use crate::http::idempotency_key::{IdempotencyKeyHeader, mark_replayed};
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
-use crate::request::events::{RequestAccepted, RequestConflicted};
 use crate::request::service::{Submission, SubmitError};
 use crate::telemetry::request_context::RequestContext;
 
@@ -134,19 +133,13 @@ pub(crate) async fn create_request(
     let submission = parse(request, key, tenant, app.settings.request.allow_private)?;
     let (tenant, key) = (submission.tenant.clone(), submission.key.clone());
     match app.requests.submit(submission).await {
-        Ok(SubmitOutcome::Accepted(receipt)) => {
-            RequestAccepted { receipt: &receipt, tenant: &tenant, key: &key }.emit();
-            Ok(accepted(receipt))
-        }
+        Ok(SubmitOutcome::Accepted(receipt)) => Ok(accepted(receipt)),
         Ok(SubmitOutcome::Replayed(receipt)) => {
             let mut response = accepted(receipt);
             mark_replayed(response.headers_mut());
             Ok(response)
         }
-        Ok(SubmitOutcome::Conflict) => {
-            RequestConflicted { tenant: &tenant, key: &key }.emit();
-            Err(conflict(&key))
-        }
+        Ok(SubmitOutcome::Conflict) => Err(conflict(&key)),
         Ok(SubmitOutcome::Limited { limits, retry_after }) => Err(limited(&tenant, limits, retry_after)),
         Err(SubmitError::Disabled) => Err(ApiError::unavailable(
             "An operator has switched requests off; nothing was done, try again later",

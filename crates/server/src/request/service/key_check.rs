@@ -14,7 +14,7 @@ use weir_store::request::{Request, RequestStore, Sealed, SealedNames, SealedSear
 use weir_store::{Error, Result};
 
 use crate::request::encryption::{Keyring, SealedField};
-use crate::request::stored_form::{self, UnknownIndexKey};
+use crate::request::stored_form::{self, UnknownHashKey};
 use crate::settings::source::SettingError;
 
 /// How many requests one query searches.
@@ -47,14 +47,14 @@ pub(crate) async fn missing_key(
             store.remove_sealing_key(&key.name, &key.digest).await?;
         }
     }
-    let index = store.key_index().await?;
-    if !index.keys.is_empty() {
-        let Some(key) = stored_form::open(keys, &index.keys) else {
-            return Ok(Some(SettingError::conflict(UnknownIndexKey::new(keys, &index.keys).to_string())));
+    let hash_keys = store.hash_keys().await?;
+    if !hash_keys.keys.is_empty() {
+        let Some(key) = stored_form::open(keys, &hash_keys.keys) else {
+            return Ok(Some(SettingError::conflict(UnknownHashKey::new(keys, &hash_keys.keys).to_string())));
         };
         // Servers that have this server's first key alone can hash, too.
-        let own = keys.seal_index_key(&key).map_err(|error| Error::failed("seal", error))?;
-        store.add_index_key(&own).await?;
+        let own = keys.seal_hash_key(&key).map_err(|error| Error::failed("seal", error))?;
+        store.add_hash_key(&own).await?;
     }
     let own = keys.sealing_key().map_err(|error| Error::failed("seal", error))?;
     store.register_sealing_key(&own).await?;
@@ -241,8 +241,8 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_cannot_decrypt_the_key_of_the_hashes_does_not_start() {
         let fixture = StoreFixture::new();
-        let sealed = ring(A).seal_index_key(&[7; 32]).unwrap();
-        fixture.engine.begin_key_index(&sealed).await.unwrap();
+        let sealed = ring(A).seal_hash_key(&[7; 32]).unwrap();
+        fixture.engine.begin_hashing(&sealed).await.unwrap();
         for keys in [B, OTHER_A] {
             let sentence = fixture.start(keys).await.expect("it must not start");
             assert!(sentence.contains("WEIR_REQUEST_KEYS") && sentence.contains("\"a\""), "{sentence}");

@@ -51,7 +51,7 @@ const OWN_HEADERS: [HeaderName; 16] = [
 
 /// A service that is called for requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Downstream {
+pub struct DownstreamSettings {
     /// The built-in echo answers if absent.
     pub url: Option<Url>,
     /// The types of its requests; `None` if it lists none.
@@ -72,7 +72,7 @@ pub struct Downstream {
     pub sslrootcert: Option<PathBuf>,
 }
 
-impl Downstream {
+impl DownstreamSettings {
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
     const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -94,10 +94,12 @@ impl Downstream {
 
     /// Sets the field that a table has.
     fn set(&mut self, name: &str, field: &str, text: &str) -> Result<(), SettingError> {
-        let wrong = |allowed: &str| SettingError::new(format!("{TABLES}.{name}.{field}"), text, allowed);
+        let setting = || format!("{TABLES}.{name}.{field}");
+        let wrong = |allowed: &str| SettingError::new(setting(), text, allowed);
         let span = || duration(text).ok_or_else(|| wrong(SPAN));
         match field {
-            "url" => self.url = Some(http_url(text).ok_or_else(|| wrong(URL))?),
+            // Credentials may be in it.
+            "url" => self.url = Some(http_url(text).ok_or_else(|| SettingError::secret(setting(), URL))?),
             "types" => self.types = Some(types(text).ok_or_else(|| wrong(TYPES))?),
             "per_second" => self.per_second = Some(per_second(text).ok_or_else(|| wrong(CALLS))?),
             "concurrency" => {
@@ -109,7 +111,8 @@ impl Downstream {
             "sslrootcert" => {
                 self.sslrootcert = certificates_file(text).ok_or_else(|| wrong(CERTIFICATES))?;
             }
-            _ => return Err(wrong(FIELDS)),
+            // A header in the wrong table may be a credential.
+            _ => return Err(SettingError::secret(setting(), FIELDS)),
         }
         Ok(())
     }
@@ -118,15 +121,15 @@ impl Downstream {
 /// Reads `[request.downstreams.<name>]`. What a table leaves out of timeouts and authorities is as in `default`.
 pub(super) fn read_tables(
     reader: &mut SettingsReader,
-    default: &Downstream,
-) -> Result<BTreeMap<String, Downstream>, SettingError> {
+    default: &DownstreamSettings,
+) -> Result<BTreeMap<String, DownstreamSettings>, SettingError> {
     let tables = reader.tables(TABLES);
     let mut downstreams = BTreeMap::new();
     for (name, fields) in &tables {
         if headers_of(name).is_some_and(|owner| tables.contains_key(owner)) {
             continue;
         }
-        let mut downstream = Downstream { url: None, ..default.clone() };
+        let mut downstream = DownstreamSettings { url: None, ..default.clone() };
         for (field, text) in fields {
             downstream.set(name, field, text)?;
         }
@@ -148,7 +151,7 @@ fn headers_of(table: &str) -> Option<&str> {
 }
 
 /// Each type must have one downstream.
-fn check_types(downstreams: &BTreeMap<String, Downstream>) -> Result<(), SettingError> {
+fn check_types(downstreams: &BTreeMap<String, DownstreamSettings>) -> Result<(), SettingError> {
     let mut seen = BTreeSet::new();
     for (name, of) in downstreams {
         for listed in of.types.iter().flatten() {
@@ -164,8 +167,8 @@ fn check_types(downstreams: &BTreeMap<String, Downstream>) -> Result<(), Setting
 /// The name of the downstream for types that no other has: the only table that lists no types, if others list theirs or there
 /// is no default downstream.
 pub(super) fn takes_the_rest<'a>(
-    default: &Downstream,
-    downstreams: &'a BTreeMap<String, Downstream>,
+    default: &DownstreamSettings,
+    downstreams: &'a BTreeMap<String, DownstreamSettings>,
 ) -> &'a str {
     let mut without = downstreams.iter().filter(|(_, of)| of.types.is_none());
     let some_list_types = downstreams.values().any(|of| of.types.is_some());
@@ -279,6 +282,20 @@ mod tests {
                 format!("[request.downstreams.pay]\nurl = \"http://127.0.0.1:1/\"\nheaders = {{ {wrong} }}");
             let sentence = read(&file, environment).unwrap_err().to_string();
             assert!(sentence.contains("request.downstreams.pay.headers."), "{sentence}");
+            assert!(!sentence.contains("s3cret"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn fields_in_the_wrong_place_and_wrong_urls_are_not_shown() {
+        for (wrong, field) in [
+            ("url = \"http://127.0.0.1:1/\"\nauthorization = \"Bearer s3cret\"", "authorization"),
+            ("url = \"ftp://user:s3cret@127.0.0.1/\"", "url"),
+            ("url = \"http://user:s3cret@\"", "url"),
+        ] {
+            let file = format!("[request.downstreams.pay]\n{wrong}");
+            let sentence = read(&file, &[]).unwrap_err().to_string();
+            assert!(sentence.contains(&format!("request.downstreams.pay.{field}")), "{sentence}");
             assert!(!sentence.contains("s3cret"), "{sentence}");
         }
     }

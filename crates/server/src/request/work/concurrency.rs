@@ -64,6 +64,7 @@ pub(super) struct ConcurrencyPermit {
 #[derive(Debug)]
 pub(super) struct ClaimPermit<'a> {
     permits: &'a ConcurrencyPermits,
+    kind: ClaimKind,
     pub(super) room: Vec<DownstreamCapacity>,
 }
 
@@ -114,7 +115,8 @@ impl ConcurrencyPermits {
         (ConcurrencyPermit { permits: Arc::clone(self), downstream, tenant }, is_within)
     }
 
-    /// Waits until a permit was released since the last call.
+    /// Waits until a permit was released since the last call: that of a call, or those that a claim of express jobs held and that
+    /// claims by turns lacked.
     pub(super) async fn wait_for_release(&self) {
         self.released.notified().await;
     }
@@ -156,7 +158,7 @@ impl ConcurrencyPermits {
             used.all += jobs;
             used.by_downstream.entry(downstream.clone()).or_default().claimed += jobs;
         }
-        ClaimPermit { permits: self, room }
+        ClaimPermit { permits: self, kind, room }
     }
 }
 
@@ -192,9 +194,17 @@ impl Drop for ConcurrencyPermit {
 
 impl Drop for ClaimPermit<'_> {
     fn drop(&mut self) {
-        let mut used = self.permits.used.lock();
+        let permits = self.permits;
+        let mut used = permits.used.lock();
+        let was_full = permits.available_beside(&used, ClaimKind::Turns) == 0;
         for DownstreamCapacity { downstream, jobs } in &self.room {
             used.release(downstream, DownstreamUse { calls: 0, claimed: *jobs });
+        }
+        let is_free = permits.available_beside(&used, ClaimKind::Turns) > 0;
+        drop(used);
+        // Claims by turns that found nothing free meanwhile wait for a release, and the calls that run may take long.
+        if self.kind == ClaimKind::Express && was_full && is_free {
+            permits.released.notify_one();
         }
     }
 }
@@ -203,6 +213,7 @@ impl Drop for ClaimPermit<'_> {
 mod tests {
     use std::num::NonZeroU32;
 
+    use futures_util::FutureExt as _;
     use weir_store::request::TenantRule;
 
     use super::*;
@@ -271,6 +282,24 @@ mod tests {
         drop((turns, express));
         let _taken = take(&permits, "a", 62);
         assert_eq!([ClaimKind::Turns, ClaimKind::Express].map(|kind| permits.available(kind)), [0, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_claim_of_express_jobs_that_ends_wakes_one_by_turns_that_found_no_permit() {
+        let permits = permits(64);
+        let is_woken = || permits.wait_for_release().now_or_never().is_some();
+        let _taken = take(&permits, "a", 58);
+        let express = permits.capacity(&[("a", usize::MAX)], ClaimKind::Express, 0);
+        assert_eq!(permits.available(ClaimKind::Turns), 0, "it holds what is free");
+        assert!(!is_woken());
+        drop(express);
+        assert_eq!(permits.available(ClaimKind::Turns), 2);
+        assert!(is_woken());
+        drop(permits.capacity(&[("a", usize::MAX)], ClaimKind::Turns, 0));
+        assert!(!is_woken(), "claims by turns do not wake themselves");
+        let _taken = take(&permits, "a", 2);
+        drop(permits.capacity(&[("a", usize::MAX)], ClaimKind::Express, 0));
+        assert!(!is_woken(), "nothing is free for it");
     }
 
     #[test]

@@ -25,9 +25,9 @@ use crate::outbound::{
     AGENT, OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
     write_signature,
 };
-use crate::request::metrics::DownstreamLabels;
-use crate::request::settings::{Downstream as Settings, RequestSettings};
+use crate::request::settings::{DownstreamSettings, RequestSettings};
 use crate::request::trace;
+use crate::telemetry::labels::DownstreamLabels;
 
 /// The largest result.
 const RESULT_BYTES_MAX: usize = 1024 * 1024;
@@ -48,7 +48,7 @@ pub(super) struct Downstreams {
 impl Downstreams {
     pub(super) fn new(dependencies: &WorkerDependencies) -> Self {
         let settings = &dependencies.settings;
-        let open = |name: &str, of: &Settings| Arc::new(Downstream::new(name, of, dependencies));
+        let open = |name: &str, of: &DownstreamSettings| Arc::new(Downstream::new(name, of, dependencies));
         Self {
             named: settings.downstreams.iter().map(|(name, of)| (name.clone(), open(name, of))).collect(),
             default: open(DEFAULT, &settings.downstream),
@@ -101,8 +101,9 @@ pub(super) struct DownstreamResponse {
 }
 
 impl Downstream {
-    fn new(name: &str, settings: &Settings, dependencies: &WorkerDependencies) -> Self {
-        let Settings { url, headers, sign, connect_timeout, read_timeout, sslrootcert, .. } = settings;
+    fn new(name: &str, settings: &DownstreamSettings, dependencies: &WorkerDependencies) -> Self {
+        let DownstreamSettings { url, headers, sign, connect_timeout, read_timeout, sslrootcert, .. } =
+            settings;
         let WorkerDependencies { clock, metrics, secret, wall_clock, .. } = dependencies;
         let bounds = OutboundLimits {
             connect_timeout: *connect_timeout,

@@ -12,7 +12,7 @@ use weir_core::tier::{BucketLevel, Rule, TokenBucket};
 use weir_core::{Clock, Timestamp};
 
 use super::concurrency::DownstreamUse;
-use crate::request::settings::Downstream;
+use crate::request::settings::DownstreamSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,7 @@ struct CallRate {
 }
 
 impl DownstreamLimits {
-    pub(super) fn new(settings: &Downstream, clock: &Arc<dyn Clock>) -> Self {
+    pub(super) fn new(settings: &DownstreamSettings, clock: &Arc<dyn Clock>) -> Self {
         Self {
             concurrency: settings.concurrency.unwrap_or(usize::MAX),
             rate: settings.per_second.and_then(CallRate::new),

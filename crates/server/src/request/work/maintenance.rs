@@ -65,14 +65,18 @@ impl Maintenance {
     }
 
     /// Erases the data of tenants in small commits, with pauses as long as these take, so that other work is not delayed. What is
-    /// left after a stop or a crash is in the store, for this server or another.
+    /// left after a stop or a crash is in the store, for this server or another. A tenant whose data cannot be erased is passed
+    /// over until nothing is left of the others.
     async fn erase(&self) {
-        let (mut streak, mut pause) = (FailureStreak::default(), PAUSE_AT_START);
+        let (mut streak, mut pause, mut passed_over) = (FailureStreak::default(), PAUSE_AT_START, 0);
         loop {
             tokio::time::sleep(pause).await;
             let begun = Instant::now();
-            let outcome = self.store.erase_some(ERASURE_BATCH).await;
-            if let Some(error) = streak.first_error(&outcome) {
+            let outcome = self.store.erase_some(ERASURE_BATCH, passed_over).await;
+            // That others can be erased does not end the failures of one that is passed over.
+            if (passed_over == 0 || outcome.is_err())
+                && let Some(error) = streak.first_error(&outcome)
+            {
                 ErasureFailed { error }.emit();
             }
             pause = match outcome {
@@ -82,8 +86,14 @@ impl Maintenance {
                     }
                     begun.elapsed()
                 }
-                Ok(None) => ERASURE_INTERVAL,
-                Err(_) => POLL_INTERVAL,
+                Ok(None) => {
+                    passed_over = 0;
+                    ERASURE_INTERVAL
+                }
+                Err(_) => {
+                    passed_over += 1;
+                    POLL_INTERVAL
+                }
             };
         }
     }

@@ -24,7 +24,7 @@ use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
 
 use self::call::{WebhookOutcome, receiver_of, wait};
-use self::fair_queue::{FairQueue, QueueLimits, Turn};
+use self::fair_queue::{FairQueue, QueueLimits, ReadyWebhook};
 use self::unresponsive::UnresponsiveReceivers;
 use crate::auth::webhook::WebhookSecret;
 use crate::outbound::{OutboundClient, OutboundLimits, Reach};
@@ -95,7 +95,7 @@ struct ClaimedWebhook {
 
 /// A call that has ended. An error comes from the store: the webhook was not sent.
 struct FinishedCall {
-    turn: Turn<ClaimedWebhook>,
+    ready: ReadyWebhook<ClaimedWebhook>,
     outcome: Result<WebhookOutcome>,
 }
 
@@ -254,11 +254,11 @@ impl WebhookSender {
 
     /// Starts as many calls as allowed.
     fn start_calls(&mut self) {
-        while let Some(turn) = self.waiting.next(Instant::now()) {
+        while let Some(ready) = self.waiting.next(Instant::now()) {
             let webhooks = self.webhooks.clone();
             self.calls.spawn(async move {
-                let outcome = webhooks.send(&turn).await;
-                FinishedCall { turn, outcome }
+                let outcome = webhooks.send(&ready).await;
+                FinishedCall { ready, outcome }
             });
         }
     }
@@ -371,16 +371,16 @@ impl WebhookSender {
         let mut settlement = Settlement::default();
         let mut next = Some(first);
         let mut problem = Ok(());
-        while let Some(FinishedCall { turn, outcome }) = next {
-            self.waiting.ended(&turn.tenant, &turn.receiver, now);
+        while let Some(FinishedCall { ready, outcome }) = next {
+            self.waiting.ended(&ready.tenant, &ready.receiver, now);
             match outcome {
                 Ok(outcome) => {
-                    let ClaimedWebhook { message, trace_id, .. } = &turn.item;
-                    let origin = WebhookOrigin { tenant: Some(&turn.tenant), trace_id: Some(*trace_id) };
+                    let ClaimedWebhook { message, trace_id, .. } = &ready.item;
+                    let origin = WebhookOrigin { tenant: Some(&ready.tenant), trace_id: Some(*trace_id) };
                     self.webhooks.settle(&mut settlement, message, origin, outcome);
                 }
                 Err(error) => {
-                    settlement.deferred.push((turn.item.message.position, PAUSE_AFTER_ERROR));
+                    settlement.deferred.push((ready.item.message.position, PAUSE_AFTER_ERROR));
                     problem = Err(error);
                 }
             }

@@ -30,7 +30,7 @@ use super::concurrency::{ClaimKind, ClaimPermit, ConcurrencyPermits, DownstreamU
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use crate::engines::broker_jobs::BrokerJobs;
-use crate::request::events::{AttemptsExhausted, ClaimFailed, JobClaimed, JobPanicked};
+use crate::request::events::{AttemptsExhausted, ClaimFailed, JobClaimed, JobPanicked, JobsTakenOver};
 
 /// How often the store is polled for jobs that other servers accepted.
 const POLL: Duration = Duration::from_millis(100);
@@ -335,7 +335,7 @@ impl Worker {
 
     async fn start(&self, work: &RunningWork, claimed: ClaimedJobs) {
         let now = Instant::now();
-        self.dependencies.metrics.duplicate_calls.inc_by(claimed.taken_over as u64);
+        JobsTakenOver { count: claimed.taken_over }.emit(&self.dependencies.metrics);
         for job in claimed.jobs {
             JobClaimed { job: &job }.emit();
             (self.dependencies.on_change)(job.id, RequestStatus::InProgress);

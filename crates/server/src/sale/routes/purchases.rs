@@ -13,7 +13,7 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use weir_core::UserId;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
-use weir_store::sale::{Buy, BuyOutcome, FoundPurchase};
+use weir_store::sale::{BuyOutcome, FoundPurchase, ThrottledBy};
 use weir_store::throttle::ThrottleDecision;
 
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
@@ -114,18 +114,24 @@ pub(crate) async fn create_purchase(
     let buyer = parse_buyer(&headers)?;
     let Json(request) = body?;
     let sku = parse(&request)?;
-    let limit_state = throttle(&app, &buyer)?;
+    let attempt = app.sale.attempt(&buyer).await;
+    if let Some(refused) = attempt.filter(|attempt| !attempt.is_allowed) {
+        return Err(too_many_attempts(&refused));
+    }
     let header = headers.get(CHALLENGE_TOKEN).and_then(|value| value.to_str().ok());
     challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
-    let outcome = app.sale.buy(Buy { sku: sku.clone(), buyer }).await?;
+    let outcome = app.sale.buy(sku.clone(), buyer, visitor.limit).await?;
     let mut response = match outcome {
         BuyOutcome::Bought { receipt, .. } => describe(&sku, receipt).into_response(),
         BuyOutcome::Refused(refusal) => refuse(refusal).into_response(),
         BuyOutcome::UnknownSku => unknown_sale().into_response(),
+        BuyOutcome::Throttled { by, retry_after } => {
+            return Err(too_many_together(by, attempt, retry_after));
+        }
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(limit_state) = limit_state {
-        limit_state.write(response.headers_mut());
+    if let Some(attempt) = attempt {
+        rate_limit(&attempt).write(response.headers_mut());
     }
     Ok(response)
 }
@@ -183,22 +189,31 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
     }
 }
 
-/// Counts the attempt against the throttle. Returns the rate limit headers, if a limit is configured.
-fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
-    let Some(ThrottleDecision { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
-    let rate_limit = RateLimitHeaders {
+/// The rate limit headers of an attempt.
+const fn rate_limit(attempt: &ThrottleDecision) -> RateLimitHeaders {
+    let ThrottleDecision { is_allowed, limit_state } = attempt;
+    RateLimitHeaders {
         policy: "purchase",
         limit: limit_state.limit,
         window: Duration::from_secs(1),
         remaining: limit_state.remaining,
-        reset_after: if is_allowed { limit_state.reset_after } else { limit_state.next_after },
-    };
-    if is_allowed {
-        return Ok(Some(rate_limit));
+        reset_after: if *is_allowed { limit_state.reset_after } else { limit_state.next_after },
     }
-    let mut refused = SaleError::rate_limited(limit_state.next_after);
-    rate_limit.write(refused.headers_mut());
-    Err(refused)
+}
+
+/// The buyer has made too many attempts.
+fn too_many_attempts(attempt: &ThrottleDecision) -> SaleError {
+    let mut refused = SaleError::rate_limited(attempt.limit_state.next_after);
+    rate_limit(attempt).write(refused.headers_mut());
+    refused
+}
+
+/// The buyer, or the address, has made too many attempts on all servers together.
+fn too_many_together(by: ThrottledBy, attempt: Option<ThrottleDecision>, retry_after: Duration) -> SaleError {
+    match (by, attempt) {
+        (ThrottledBy::User, Some(attempt)) => too_many_attempts(&attempt.refused_together(retry_after)),
+        _ => SaleError::rate_limited(retry_after),
+    }
 }
 
 /// Checks the buyer's challenge token, if a challenge is configured.

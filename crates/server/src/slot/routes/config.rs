@@ -37,7 +37,8 @@ pub(crate) struct ConfigRequest {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ConfigResponse {
+#[schema(as = ConfigResponse)]
+pub(crate) struct SlotConfigResponse {
     #[schema(value_type = schema::ConfigName)]
     config_name: String,
     /// Starts at 1 and grows by one with every change.
@@ -79,14 +80,14 @@ pub(crate) struct ConfigResponse {
         (
             status = 200,
             description = "The new version. It is durable: a restart keeps it.",
-            body = ConfigResponse,
+            body = SlotConfigResponse,
         ),
     ),
 )]
 pub(crate) async fn put_config(
     State(app): State<Arc<App>>,
     Json(request): Json<ConfigRequest>,
-) -> Result<Json<ConfigResponse>, ApiError> {
+) -> Result<Json<SlotConfigResponse>, ApiError> {
     let name = parse_config_name(&request.config_name)?;
     // A value that is not a number becomes zero, which is out of range and gets the same error.
     let max = request.max_per_window.as_u64().and_then(|max| u32::try_from(max).ok()).unwrap_or(0);
@@ -114,12 +115,12 @@ pub(crate) async fn put_config(
     path = "/admin/rate-limit/config",
     tag = "slot",
     params(PageQuery),
-    responses((status = 200, description = "One page.", body = Page<ConfigResponse>)),
+    responses((status = 200, description = "One page.", body = Page<SlotConfigResponse>)),
 )]
 pub(crate) async fn list_configs(
     State(app): State<Arc<App>>,
     query: Result<Query<PageQuery>, QueryRejection>,
-) -> Result<Json<Page<ConfigResponse>>, ApiError> {
+) -> Result<Json<Page<SlotConfigResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
     let after = query.cursor.as_deref().map(parse_config_name).transpose()?;
@@ -145,7 +146,7 @@ pub(crate) async fn list_configs(
         ),
     ),
     responses(
-        (status = 200, description = "The active version.", body = ConfigResponse),
+        (status = 200, description = "The active version.", body = SlotConfigResponse),
         (
             status = 400,
             description = "The name in the path is too long or contains a control character. Nothing was changed.",
@@ -160,7 +161,7 @@ pub(crate) async fn list_configs(
 pub(crate) async fn get_config(
     State(app): State<Arc<App>>,
     name: PathParam,
-) -> Result<Json<ConfigResponse>, ApiError> {
+) -> Result<Json<SlotConfigResponse>, ApiError> {
     let name = parse_path(name)?;
     let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
     Ok(Json(describe(config)))
@@ -184,7 +185,7 @@ pub(crate) async fn get_config(
         PageQuery,
     ),
     responses(
-        (status = 200, description = "One page.", body = Page<ConfigResponse>),
+        (status = 200, description = "One page.", body = Page<SlotConfigResponse>),
         (
             status = 400,
             description = "The name in the path is too long or contains a control character, or a parameter of the query is \
@@ -201,7 +202,7 @@ pub(crate) async fn list_versions(
     State(app): State<Arc<App>>,
     name: PathParam,
     query: Result<Query<PageQuery>, QueryRejection>,
-) -> Result<Json<Page<ConfigResponse>>, ApiError> {
+) -> Result<Json<Page<SlotConfigResponse>>, ApiError> {
     let name = parse_path(name)?;
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
@@ -214,7 +215,7 @@ pub(crate) async fn list_versions(
     }
     let items = versions
         .into_iter()
-        .map(|version| ConfigResponse { active: version.is_active, ..describe(version.config) });
+        .map(|version| SlotConfigResponse { active: version.is_active, ..describe(version.config) });
     Ok(Json(Page::cut(items.collect(), limit, |config| config.version.to_string())))
 }
 
@@ -298,8 +299,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
     Duration::try_from(fixed).ok()
 }
 
-fn describe(config: SlotConfig) -> ConfigResponse {
-    ConfigResponse {
+fn describe(config: SlotConfig) -> SlotConfigResponse {
+    SlotConfigResponse {
         config_name: config.name.to_string(),
         version: config.version,
         max_per_window: config.pace.max_per_window(),

@@ -64,7 +64,7 @@ pub(crate) struct PolicyResponse {
     #[schema(value_type = schema::PolicyName)]
     name: String,
     #[serde(flatten)]
-    limit: LimitResponse,
+    limit: PolicyLimit,
     /// Whether the policy only counts what it would deny.
     shadow: bool,
     #[schema(value_type = schema::OnOutage)]
@@ -76,8 +76,7 @@ pub(crate) struct PolicyResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[schema(as = PolicyLimit)]
-enum LimitResponse {
+enum PolicyLimit {
     /// At most `limit` in every window.
     FixedWindow {
         #[schema(minimum = 1, maximum = 2_147_483_647, examples(5))]
@@ -116,7 +115,7 @@ enum LimitResponse {
 #[schema(as = PolicyRequest, examples(json!({"kind": "sliding_window", "limit": 5, "window": "PT1M"})))]
 struct PolicyRequestSchema {
     #[serde(flatten)]
-    limit: LimitResponse,
+    limit: PolicyLimit,
     /// Whether the policy only counts what it would deny.
     shadow: Option<bool>,
     /// `local` if it is left out.
@@ -323,20 +322,20 @@ fn describe(name: &PolicyName, definition: &PolicyDefinition) -> PolicyResponse 
         }
         PolicyDefinition::Concurrency(spec) => {
             let (limit, ttl) = (spec.rule.limit(), span_text(spec.rule.ttl()));
-            response(LimitResponse::Concurrency { limit, ttl }, spec.shadow, spec.on_outage, None)
+            response(PolicyLimit::Concurrency { limit, ttl }, spec.shadow, spec.on_outage, None)
         }
     }
 }
 
-fn describe_limit(limit: &Limit) -> LimitResponse {
+fn describe_limit(limit: &Limit) -> PolicyLimit {
     match limit {
         Limit::FixedWindow(window) => {
-            LimitResponse::FixedWindow { limit: window.limit(), window: span_text(window.window()) }
+            PolicyLimit::FixedWindow { limit: window.limit(), window: span_text(window.window()) }
         }
         Limit::SlidingWindow(window) => {
-            LimitResponse::SlidingWindow { limit: window.limit(), window: span_text(window.window()) }
+            PolicyLimit::SlidingWindow { limit: window.limit(), window: span_text(window.window()) }
         }
-        Limit::TokenBucket(bucket) => LimitResponse::TokenBucket {
+        Limit::TokenBucket(bucket) => PolicyLimit::TokenBucket {
             capacity: bucket.capacity(),
             refill: bucket.refill(),
             period: span_text(bucket.period()),

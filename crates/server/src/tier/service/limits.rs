@@ -10,6 +10,7 @@ use weir_store::tier::{LimitCheck, Policy};
 
 use super::explanation::Explained;
 use super::{AnyPolicy, TierService};
+use crate::tier::events::{CheckDecided, CheckFailed};
 
 /// One key of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,8 +114,8 @@ impl TierService {
 
     async fn decide_with(&self, asks: &[LimitCheck<'_>], options: CheckOptions) -> Result<CheckDecision> {
         let decided = self.decide_uncounted(asks, options).await?;
-        self.metrics.count_check(decided.allowed, decided.shadow_denied);
-        let UncountedDecision { allowed, checks, explanations, .. } = decided;
+        let UncountedDecision { allowed, checks, explanations, shadow_denied } = decided;
+        CheckDecided { is_allowed: allowed, shadow_denied }.emit(&self.metrics);
         Ok(CheckDecision { allowed, checks, permits: Vec::new(), explanations })
     }
 
@@ -134,9 +135,7 @@ impl TierService {
             });
         }
         let taken = self.limits.take(asks, options.peek).await;
-        let taken = taken.inspect_err(|_| {
-            self.metrics.check_failed.inc();
-        })?;
+        let taken = taken.inspect_err(|_| CheckFailed.emit(&self.metrics))?;
         let results = asks.iter().zip(&taken.each);
         let is_shadow_denied = |(ask, (decision, _)): &(&LimitCheck<'_>, &(Decision, LimitUsage))| {
             ask.policy.spec.shadow && !decision.is_allowed()

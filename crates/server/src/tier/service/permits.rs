@@ -2,7 +2,8 @@
 //!
 //! Permits are decided by the store and durable before a caller gets one, so a restart forgets none, and all servers of a store
 //! count together, with Redis or without. A check that also names other policies takes the permits first; they are deleted
-//! again when another policy denies. A crash in between leaves them in use until their time is over.
+//! again when another policy denies, or when the caller does not hear of them ([`super::unclaimed`]). A crash in between leaves
+//! them in use until their time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,9 @@ use weir_store::{Error, Result};
 
 use super::explanation::explain_permit;
 use super::limits::{Check, CheckDecision, CheckOptions, CheckResult};
+use super::unclaimed::TakenPermits;
 use super::{TierService, within};
-use crate::tier::events::PermitsNotVoided;
+use crate::tier::events::CheckDecided;
 
 /// When a caller that is denied for lack of the store may retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -49,26 +51,27 @@ impl TierService {
             asks: wanted.iter().map(|(at, policy)| self.permit_ask(policy, &checks[*at])).collect(),
             peek: options.peek,
         };
-        let (mut permits, is_outage) = self.take_permits(&take).await?;
+        let (TakenPermits { outcome: mut permits, unclaimed }, is_outage) = self.take_permits(&take).await?;
         let has_permits = permits.decision.is_allowed();
         let limits = CheckOptions { peek: options.peek || !has_permits, ..options };
-        let limits = match self.decide_uncounted(asks, limits).await {
-            Ok(limits) => limits,
-            Err(error) => {
-                self.void(&take, &permits).await;
-                return Err(error);
-            }
-        };
+        let limits = self.decide_uncounted(asks, limits).await?;
         let allowed = has_permits && limits.allowed;
-        if has_permits && !allowed && self.void(&take, &permits).await {
-            // What the answer says is left is what is left without them.
-            let peek = TakePermits { peek: true, ..take.clone() };
-            permits = self.take_permits(&peek).await?.0;
+        if let Some(unclaimed) = unclaimed {
+            if allowed {
+                // Nothing is waited for from here on: the caller is answered.
+                unclaimed.keep();
+            } else {
+                unclaimed.void(&self.shared).await;
+                // What the answer says is left is what is left without them.
+                let peek = TakePermits { peek: true, ..take.clone() };
+                permits = self.take_permits(&peek).await?.0.outcome;
+            }
         }
         let is_shadow_denied =
             |(ask, each): &(&PermitAsk, &(Decision, _, bool))| ask.spec.shadow && !each.0.is_allowed();
         let shadow_denied = take.asks.iter().zip(&permits.each).filter(is_shadow_denied).count() as u64;
-        self.metrics.count_check(allowed, shadow_denied + limits.shadow_denied);
+        let shadow_denied = shadow_denied + limits.shadow_denied;
+        CheckDecided { is_allowed: allowed, shadow_denied }.emit(&self.metrics);
         let mut merged = Merged::new(limits.checks, limits.explanations, wanted.len());
         for (((at, policy), ask), (alone, state, is_taken)) in
             wanted.iter().zip(&take.asks).zip(&permits.each)
@@ -95,25 +98,14 @@ impl TierService {
     }
 
     /// Returns the decision, and whether it was made without the store.
-    async fn take_permits(&self, take: &TakePermits) -> Result<(PermitsOutcome, bool)> {
+    async fn take_permits(&self, take: &TakePermits) -> Result<(TakenPermits, bool)> {
         let lane_key = take.asks.first().map_or("", |ask| &ask.key);
         match within(self.shared.timeout, self.permits.submit(lane_key, take.clone())).await {
-            Err(Error::Unavailable { .. } | Error::NotDone { .. }) => Ok((without_store(take), true)),
+            Err(Error::Unavailable { .. } | Error::NotDone { .. }) => {
+                Ok((TakenPermits { outcome: without_store(take), unclaimed: None }, true))
+            }
             taken => Ok((taken?, false)),
         }
-    }
-
-    /// Deletes permits that nobody has heard of. Returns whether there were any.
-    async fn void(&self, take: &TakePermits, permits: &PermitsOutcome) -> bool {
-        let taken = take.asks.iter().zip(&permits.each).filter(|(_, (_, _, is_taken))| *is_taken);
-        let ids: Vec<PermitId> = taken.map(|(ask, _)| ask.id).collect();
-        if ids.is_empty() {
-            return false;
-        }
-        if let Err(error) = within(self.shared.timeout, self.shared.store.void_permits(ids)).await {
-            PermitsNotVoided { error: &error }.emit();
-        }
-        true
     }
 
     /// Gives a permit back.

@@ -15,18 +15,29 @@ use crate::tier::settings::policy_input::PolicyFields;
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 
 /// The service on the embedded engine, with a clock that stands still.
-struct ServiceFixture {
-    service: TierService,
+pub(super) struct ServiceFixture {
+    pub(super) service: TierService,
     clock: ManualClock,
     _engines: Engines,
 }
 
 async fn fixture_with(data: &Path, clock: &ManualClock, file: &str) -> ServiceFixture {
+    fixture_on(data, clock, file, |store| store).await
+}
+
+/// The service on a store that is put in front of the embedded engine.
+pub(super) async fn fixture_on(
+    data: &Path,
+    clock: &ManualClock,
+    file: &str,
+    in_front: impl FnOnce(Arc<dyn TierStore>) -> Arc<dyn TierStore>,
+) -> ServiceFixture {
     let path = Path::new("weir.toml");
     let environment = BTreeMap::from([("WEIR_DATA".to_owned(), data.display().to_string())]);
     let file = Some((path.to_owned(), flatten_toml(path, file).unwrap()));
     let settings = Settings::read(Sources { environment, file, ..Sources::default() }).unwrap();
-    let engines = Engines::open(&settings, Some(Arc::new(clock.clone()))).await.unwrap();
+    let mut engines = Engines::open(&settings, Some(Arc::new(clock.clone()))).await.unwrap();
+    engines.store.tiers = in_front(engines.store.tiers);
     let service = TierService::start(&engines, &settings, &Metrics::default());
     service.load().await.unwrap();
     ServiceFixture { service, clock: clock.clone(), _engines: engines }

@@ -74,30 +74,42 @@ pub(super) async fn replay(app: &App, filter: &DeadLetterFilter, dry_run: bool) 
         let replayed = within(timeout, queue.replay_all()).await?;
         return Ok(ReplayCounts { matched: replayed, replayed });
     }
+    // No more than there were at the start: one that dies again is listed again, and it might never end.
+    let mut left = count(app).await?;
     let (mut counts, mut after) = (ReplayCounts::default(), None);
-    // A message that dies again gets a new, higher id: those after this time are left, or it might never end.
-    let last = weir_core::MessageId::new(app.requests.now(), [u8::MAX; 10]).to_string();
-    loop {
-        let page = list(app, after.as_deref(), SCAN_PAGE, REASON_CHARACTERS).await?;
-        let (is_last, next) = (page.len() < SCAN_PAGE, page.last().map(|letter| letter.id.clone()));
-        let page = page.into_iter().filter(|letter| letter.id <= last).collect();
+    while left > 0 {
+        let page = list(app, after.as_deref(), SCAN_PAGE.min(left), REASON_CHARACTERS).await?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.id.clone());
+        left -= page.len();
         let letters = matching(app, filter, page).await?;
         counts.matched += letters.len() as u64;
-        if !dry_run {
-            for chunk in letters.chunks(CONCURRENT_REPLAYS) {
-                let mut replays = Vec::with_capacity(chunk.len());
-                for letter in chunk {
-                    replays.push(within(timeout, queue.replay(&letter.id)));
-                }
-                for replayed in join_all(replays).await {
-                    counts.replayed += u64::from(replayed?);
-                }
+        if dry_run {
+            continue;
+        }
+        for chunk in letters.chunks(CONCURRENT_REPLAYS) {
+            let mut replays = Vec::with_capacity(chunk.len());
+            for letter in chunk {
+                replays.push(within(timeout, queue.replay(&letter.id)));
+            }
+            for replayed in join_all(replays).await {
+                counts.replayed += u64::from(replayed?);
             }
         }
-        if is_last || next.as_ref().is_none_or(|next| *next > last) {
-            return Ok(counts);
+    }
+    Ok(counts)
+}
+
+/// Counts the dead messages of all topics.
+async fn count(app: &App) -> Result<usize> {
+    let (mut count, mut after) = (0, None);
+    loop {
+        let page = list(app, after.as_deref(), SCAN_PAGE, 0).await?;
+        count += page.len();
+        match page.last() {
+            Some(last) if page.len() == SCAN_PAGE => after = Some(last.id.clone()),
+            _ => return Ok(count),
         }
-        after = next;
     }
 }
 

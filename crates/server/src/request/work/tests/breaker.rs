@@ -9,7 +9,7 @@ use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
 
 use super::fixtures::{FakeDownstream, Fixture, RunningWorker, answer, until};
-use crate::request::metrics::DownstreamLabels;
+use crate::telemetry::labels::DownstreamLabels;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 

@@ -25,10 +25,11 @@ use weir_store_sqlite::Sqlite;
 use crate::auth::webhook::WebhookSecret;
 use crate::request::encryption::{Keyring, SealedField, TextKeys};
 use crate::request::metrics::WorkMetrics;
-use crate::request::settings::{RequestSettings, Secret};
+use crate::request::settings::RequestSettings;
 use crate::request::stored_form::StoredForm;
 use crate::request::work::{Worker, WorkerDependencies};
 use crate::settings::Settings;
+use crate::settings::secret::Secret;
 use crate::settings::source::Sources;
 use crate::settings::store::Formats;
 

@@ -10,12 +10,12 @@ use weir_core::request::state::RequestStatus;
 use weir_core::webhook::{SignedMessage, SigningSecret, verify};
 
 use super::fixtures::{FakeDownstream, Fixture, SECRET, answer, until};
-use crate::request::settings::Downstream;
+use crate::request::settings::DownstreamSettings;
 
 /// Adds a downstream of this name to the settings.
-fn add(fixture: &mut Fixture, name: &str, url: &str, change: impl FnOnce(&mut Downstream)) {
+fn add(fixture: &mut Fixture, name: &str, url: &str, change: impl FnOnce(&mut DownstreamSettings)) {
     let mut downstream =
-        Downstream { url: Some(url.parse().unwrap()), ..fixture.settings.downstream.clone() };
+        DownstreamSettings { url: Some(url.parse().unwrap()), ..fixture.settings.downstream.clone() };
     change(&mut downstream);
     fixture.settings.downstreams.insert(name.to_owned(), downstream);
 }

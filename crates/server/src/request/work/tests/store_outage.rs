@@ -11,8 +11,8 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, JobCounts, JobReport, KeyIndex, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedIndexKey, SealedNames, SealedSearch,
+    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestPage,
+    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames, SealedSearch,
     SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
 };
 use weir_store::{Batch, Error, Result};
@@ -30,6 +30,8 @@ struct Outage {
     /// The sizes of the batches that were tried.
     tried: parking_lot::Mutex<Vec<usize>>,
     is_purging: AtomicBool,
+    /// The tenants whose erasures have begun, in order, and whether each can be erased.
+    erasures: parking_lot::Mutex<Vec<(&'static str, bool)>>,
 }
 
 impl Outage {
@@ -40,6 +42,7 @@ impl Outage {
             is_transient,
             tried: parking_lot::Mutex::default(),
             is_purging: AtomicBool::new(false),
+            erasures: parking_lot::Mutex::default(),
         })
     }
 }
@@ -131,8 +134,17 @@ impl RequestStore for Outage {
     async fn begin_erasure(&self, _: &TenantId, _: usize) -> Result<u64> {
         unreachable!()
     }
-    async fn erase_some(&self, _: usize) -> Result<Option<ErasedBatch>> {
-        Ok(None)
+    async fn erase_some(&self, _: usize, passed_over: usize) -> Result<Option<ErasedBatch>> {
+        let mut erasures = self.erasures.lock();
+        match erasures.get(passed_over).copied() {
+            None => Ok(None),
+            Some((_, false)) => Err(Error::unavailable("test", "as the test wants it")),
+            Some((tenant, true)) => {
+                erasures.remove(passed_over);
+                let tenant = TenantId::parse(tenant).unwrap();
+                Ok(Some(ErasedBatch { tenant, requests: Vec::new(), total: Some(0) }))
+            }
+        }
     }
     async fn tenant_limits(&self) -> Result<Vec<TenantLimit>> {
         unreachable!()
@@ -180,19 +192,19 @@ impl RequestStore for Outage {
     async fn newest_request(&self) -> Result<Option<Request>> {
         unreachable!()
     }
-    async fn key_index(&self) -> Result<KeyIndex> {
-        self.engine.key_index().await
+    async fn hash_keys(&self) -> Result<HashKeys> {
+        self.engine.hash_keys().await
     }
-    async fn begin_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn begin_hashing(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn prepare_key_index(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn prepare_hash_key(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn add_index_key(&self, _: &SealedIndexKey) -> Result<()> {
+    async fn add_hash_key(&self, _: &SealedHashKey) -> Result<()> {
         unreachable!()
     }
-    async fn remove_index_key(&self, _: &str, _: &str) -> Result<()> {
+    async fn remove_hash_key(&self, _: &str, _: &str) -> Result<()> {
         unreachable!()
     }
     async fn sealed_names(&self, _: Option<RequestId>, _: usize) -> Result<Vec<SealedNames>> {
@@ -234,19 +246,47 @@ async fn a_report_that_the_store_rejects_does_not_delay_the_others() {
     assert!(store.tried.lock().contains(&1), "they are tried one by one");
 }
 
-#[tokio::test]
-async fn a_slow_purge_delays_neither_the_reconciler_nor_a_stop() {
-    let fixture = Fixture::new(None);
-    let store = Outage::new(&fixture, 0, true);
-    let maintenance = Maintenance {
-        store: Arc::<Outage>::clone(&store),
+/// Maintenance of a store, without a broker.
+fn maintenance_of(fixture: &Fixture, store: &Arc<Outage>) -> Maintenance {
+    Maintenance {
+        store: Arc::<Outage>::clone(store),
         broker: None,
         retention: fixture.settings.retention,
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
         clock: fixture.engine.clock(),
         metrics: fixture.metrics.clone(),
         on_change: Arc::new(|_, _| ()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_erasure_that_fails_delays_no_other_and_is_tried_again() {
+    let fixture = Fixture::new(None);
+    let store = Outage::new(&fixture, 0, true);
+    *store.erasures.lock() = vec![("a", false), ("b", true), ("c", false), ("d", true)];
+    let closing = CancellationToken::new();
+    let running = tokio::spawn(maintenance_of(&fixture, &store).run(closing.clone()));
+    let left = async |tenants: &[&str]| {
+        let what = format!("only {tenants:?} are left");
+        until(&what, || async {
+            store.erasures.lock().iter().map(|(tenant, _)| *tenant).eq(tenants.iter().copied())
+        })
+        .await;
     };
+    left(&["a", "c"]).await;
+    store.erasures.lock().push(("e", true));
+    left(&["a", "c"]).await;
+    store.erasures.lock().iter_mut().for_each(|(_, is_possible)| *is_possible = true);
+    left(&[]).await;
+    closing.cancel();
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_slow_purge_delays_neither_the_reconciler_nor_a_stop() {
+    let fixture = Fixture::new(None);
+    let store = Outage::new(&fixture, 0, true);
+    let maintenance = maintenance_of(&fixture, &store);
     let closing = CancellationToken::new();
     let running = tokio::spawn(maintenance.run(closing.clone()));
     let is_purging = || async { store.is_purging.load(Ordering::SeqCst) };

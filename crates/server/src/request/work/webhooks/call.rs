@@ -8,7 +8,7 @@ use weir_core::TenantId;
 use weir_store::Result;
 use weir_store::request::Request;
 
-use super::fair_queue::Turn;
+use super::fair_queue::ReadyWebhook;
 use super::{ClaimedWebhook, Webhooks, message};
 use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget, webhook_headers};
 use crate::request::encryption::{Keyring, OpenError, SealedField};
@@ -53,8 +53,8 @@ pub(super) fn receiver_of(
 
 impl Webhooks {
     /// Sends a webhook. An error comes from the store: the webhook was not sent.
-    pub(super) async fn send(&self, turn: &Turn<ClaimedWebhook>) -> Result<WebhookOutcome> {
-        let Turn { tenant, receiver, item } = turn;
+    pub(super) async fn send(&self, ready: &ReadyWebhook<ClaimedWebhook>) -> Result<WebhookOutcome> {
+        let ReadyWebhook { tenant, receiver, item } = ready;
         let now = self.dependencies.steady_clock.now();
         if let Some(time_left) = self.unresponsive.time_left(tenant, receiver, now) {
             return Ok(self.defer_or_retry(item, time_left));

@@ -19,7 +19,7 @@ const PACE_CALLS: u32 = 128;
 /// Waiting webhooks and running calls.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
-    tenants: HashMap<TenantId, Tenant<T>>,
+    tenants: HashMap<TenantId, TenantQueue<T>>,
     /// Tenants with waiting webhooks, in the order of their turns.
     turns: VecDeque<TenantId>,
     running: usize,
@@ -37,15 +37,15 @@ pub(super) struct QueueLimits {
 
 /// A webhook whose turn has come.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Turn<T> {
+pub(super) struct ReadyWebhook<T> {
     pub(super) tenant: TenantId,
     pub(super) receiver: String,
     pub(super) item: T,
 }
 
 #[derive(Debug)]
-struct Tenant<T> {
-    receivers: HashMap<String, Receiver<T>>,
+struct TenantQueue<T> {
+    receivers: HashMap<String, ReceiverQueue<T>>,
     turns: VecDeque<String>,
     running: usize,
     waiting: usize,
@@ -58,7 +58,7 @@ struct Tenant<T> {
 }
 
 #[derive(Debug)]
-struct Receiver<T> {
+struct ReceiverQueue<T> {
     waiting: VecDeque<Waiting<T>>,
     running: usize,
 }
@@ -107,7 +107,7 @@ impl<T> FairQueue<T> {
             }
             None => {
                 self.turns.push_back(tenant.clone());
-                self.tenants.entry(tenant.clone()).or_insert_with(|| Tenant::new(now))
+                self.tenants.entry(tenant.clone()).or_insert_with(|| TenantQueue::new(now))
             }
         };
         tenant.push(receiver, Waiting { start_before, item }, now);
@@ -121,7 +121,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Takes the next webhook that may be called.
-    pub(super) fn next(&mut self, now: Instant) -> Option<Turn<T>> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<ReadyWebhook<T>> {
         let free = self.limits.concurrent.saturating_sub(self.running);
         for at in 0..self.turns.len() {
             let Some(tenant) = self.turns.get(at).and_then(|id| self.tenants.get_mut(id)) else { continue };
@@ -136,7 +136,7 @@ impl<T> FairQueue<T> {
                 if left > 0 {
                     self.turns.push_back(tenant.clone());
                 }
-                return Some(Turn { tenant, receiver, item });
+                return Some(ReadyWebhook { tenant, receiver, item });
             }
         }
         self.forget_idle();
@@ -184,7 +184,7 @@ impl<T> FairQueue<T> {
     fn forget_idle(&mut self) {
         for tenant in self.tenants.values_mut() {
             tenant.receivers.retain(|_, receiver| !receiver.is_idle());
-            let Tenant { receivers, turns, .. } = tenant;
+            let TenantQueue { receivers, turns, .. } = tenant;
             turns.retain(|id| receivers.get(id).is_some_and(|receiver| !receiver.waiting.is_empty()));
         }
         self.tenants.retain(|_, tenant| !tenant.is_idle());
@@ -198,7 +198,7 @@ const fn fraction(free: usize, parts: usize) -> usize {
     free.div_ceil(parts)
 }
 
-impl<T> Tenant<T> {
+impl<T> TenantQueue<T> {
     fn new(now: Instant) -> Self {
         Self {
             receivers: HashMap::new(),
@@ -215,7 +215,7 @@ impl<T> Tenant<T> {
         if self.waiting == 0 {
             (self.busy_since, self.ended) = (now, 0);
         }
-        let new = || Receiver { waiting: VecDeque::new(), running: 0 };
+        let new = || ReceiverQueue { waiting: VecDeque::new(), running: 0 };
         let present = self.receivers.entry(receiver.to_owned()).or_insert_with(new);
         if present.waiting.is_empty() {
             self.turns.push_back(receiver.to_owned());
@@ -287,7 +287,7 @@ impl<T> Tenant<T> {
     }
 }
 
-impl<T> Receiver<T> {
+impl<T> ReceiverQueue<T> {
     fn is_idle(&self) -> bool {
         self.running == 0 && self.waiting.is_empty()
     }

@@ -11,7 +11,7 @@ pub(super) const NONCE_BYTES: usize = 12;
 /// The key of the hashes that idempotency keys are stored as, sealed with a request key. The hashes need a key of their own:
 /// with one derived from a request key, two servers that seal with different keys would each accept the same submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SealedIndexKey {
+pub struct SealedHashKey {
     /// The name of the request key.
     pub name: String,
     /// Tells request keys of one name apart.
@@ -21,18 +21,18 @@ pub struct SealedIndexKey {
 
 /// How idempotency keys are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyIndex {
+pub struct HashKeys {
     /// The key of the hashes, sealed once for each request key that opens it.
-    pub keys: Vec<SealedIndexKey>,
+    pub keys: Vec<SealedHashKey>,
     /// Whether the idempotency keys of requests are stored as hashes, and no longer as they are.
     pub has_begun: bool,
-    /// Whether keys that were stored before the index began may still be in use.
-    pub may_have_plain: bool,
+    /// Whether keys that were stored before hashing began may still be in use.
+    pub plain_keys_may_be_in_use: bool,
     /// Whether a server of an earlier version may have used the store, and may use it still.
     pub is_upgraded: bool,
 }
 
-/// An idempotency key was not hashed although the index has begun. Nothing was done; the same submission with a hashed key
+/// An idempotency key was not hashed although hashing has begun. Nothing was done; the same submission with a hashed key
 /// succeeds.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("idempotency keys are stored as keyed hashes since a moment ago, and this one was not hashed")]
