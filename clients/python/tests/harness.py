@@ -155,6 +155,8 @@ class StandIn:
                 call.send_header(name, value)
         call.send_header("Connection", "close")
         call.end_headers()
-        while chunk := answer.read1(65_536):
+        # Until Python 3.12 `read1` does not end where Content-Length says.
+        read = answer.read1 if answer.chunked else answer.read
+        while chunk := read(65_536):
             call.wfile.write(chunk)
         upstream.close()

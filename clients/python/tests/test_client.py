@@ -83,7 +83,7 @@ class ClientTest(unittest.TestCase):
         for behaviour in ("lose", "hang", "cut"):
             with self.subTest(behaviour):
                 user = self.someone(5)
-                timeout = 0.3 if behaviour == "hang" else 5
+                timeout = 1 if behaviour == "hang" else 5
                 stand_in, client = self.through(behaviour, behaviour, attempt_timeout=timeout)
                 client.quota.send(user, "hello")
                 self.assertEqual(self.operator.quota.get(user)["currentCount"], 1)
@@ -225,7 +225,7 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(client.requests.cancel("r")["status"], "CANCELLED")
 
     def sale(self, stock: int) -> str:
-        sku, start = str(uuid.uuid4()), datetime.now(UTC) + timedelta(seconds=0.2)
+        sku, start = str(uuid.uuid4()), datetime.now(UTC) + timedelta(seconds=0.3)
         times = {"startTime": start.isoformat(), "endTime": (start + timedelta(minutes=10)).isoformat()}
         product = {"sku": sku, "productName": "Shoe", "initialStock": stock} | times
         self.operator.call("POST", "/api/v1/products", product)
@@ -262,7 +262,7 @@ class ClientTest(unittest.TestCase):
 
     def test_a_silent_stream_is_opened_again_and_one_that_is_refused_ends(self) -> None:
         sku = self.sale(1)
-        stand_in, client = self.through(Answer(503), "hang", attempt_timeout=0.3)
+        stand_in, client = self.through(Answer(503), "hang", attempt_timeout=1)
         self.assertEqual(next(iter(client.sales.events(sku)))["type"], "initial")
         self.assertEqual(len(stand_in.seen), 3)
         self.assertRaises(errors.NotFound, next, iter(self.operator.sales.events("no-such-sku")))

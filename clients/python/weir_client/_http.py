@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import selectors
+import socket
 import ssl
 import threading
 import time
@@ -95,13 +96,13 @@ class Transport:
 
     def _attempt(self, call: Call, body: str | None, timeout: float, read: Callable[[bytes], T]) -> T:
         end = time.monotonic() + timeout
-        connection, response = self.open(call, body, timeout)
+        connection, sock, response = self.open(call, body, timeout)
         whole = False
         try:
             data = b""
-            while chunk := _within(connection, end, lambda: response.read1(CHUNK)):
-                data += chunk
-            # `read1` gives less than Content-Length says without a word.
+            while not response.isclosed():
+                data += _within(sock, end, lambda: response.read(CHUNK))
+            # `read` gives less than Content-Length says without a word.
             if response.length:
                 raise NoAnswer("NO_ANSWER", "the answer is cut short, so the outcome is unknown", outcome_unknown=True)
             whole = not response.will_close
@@ -120,17 +121,19 @@ class Transport:
 
     def open(
         self, call: Call, body: str | None, timeout: float, fresh: bool = False
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> tuple[http.client.HTTPConnection, socket.socket, http.client.HTTPResponse]:
         """Sends the call and waits for the head of its answer. Whoever gets the connection closes it."""
         headers = self._headers(call, body)
         end = time.monotonic() + timeout
         connection = (None if fresh else self._take()) or self._connect(timeout)
         query = urlencode({name: value for name, value in call.query.items() if value is not None})
+        # An answer that ends with its connection takes the socket away from it.
+        sock: socket.socket = connection.sock
         target = self._prefix + call.path + (f"?{query}" if query else "")
         try:
             data = None if body is None else body.encode()
-            _within(connection, end, lambda: connection.request(call.method, target, data, headers))
-            return connection, _within(connection, end, connection.getresponse)
+            _within(sock, end, lambda: connection.request(call.method, target, data, headers))
+            return connection, sock, _within(sock, end, connection.getresponse)
         except BaseException:
             connection.close()
             raise
@@ -179,10 +182,9 @@ class Transport:
         connection.close()
 
 
-def _within(connection: http.client.HTTPConnection, end: float, step: Callable[[], T]) -> T:
-    if connection.sock is not None:
-        connection.sock.settimeout(max(0.001, end - time.monotonic()))
+def _within(sock: socket.socket, end: float, step: Callable[[], T]) -> T:
     try:
+        sock.settimeout(max(0.001, end - time.monotonic()))
         return step()
     except (OSError, http.client.HTTPException) as error:
         message = f"no answer, so the outcome is unknown: {error or type(error).__name__}"

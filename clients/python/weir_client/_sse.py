@@ -30,12 +30,11 @@ def events(
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         call = Call("GET", path, query=query, headers=headers)
         try:
-            connection, response = transport.open(call, None, transport.attempt_timeout, fresh=True)
+            connection, sock, response = transport.open(call, None, transport.attempt_timeout, fresh=True)
             try:
                 if response.status != 200:
                     raise refusal(response, response.read())
-                if connection.sock is not None:
-                    connection.sock.settimeout(silence)
+                sock.settimeout(silence)
                 for event in _parse(response):
                     attempt = 0
                     last_event_id = event.id or last_event_id

@@ -196,7 +196,7 @@ class RequestCalls(_Calls):
             began = time.monotonic()
             wait = min(LONG_POLL, max(0.0, end - began))
             longest = wait + self._transport.attempt_timeout
-            query = {"wait": f"{int(wait * 1000)}ms"}
+            query = {"wait": f"{int(wait * 1000)}ms" if wait >= 0.001 else None}
             path = f"/v1/requests/{_segment(request_id)}"
             try:
                 # Its own repetitions would wait again, so the first 503 ends it.

@@ -1,6 +1,6 @@
 """The JSON that calls take and give, as in /openapi.json."""
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, final
 
 Quota = TypedDict("Quota", {
     "userId": str, "rateLimit": int, "timeWindow": int, "currentCount": int, "lastRefreshTime": str,
@@ -11,14 +11,23 @@ Sent = TypedDict("Sent", {
 SlotEvent = TypedDict("SlotEvent", {"eventId": str, "configName": str, "requestedTime": str})
 
 
+@final
 class Slot(SlotEvent):
     windowStart: str
     scheduledTime: str
     status: Literal["NEW", "EXISTING"]
 
 
-SlotFailure = TypedDict("SlotFailure", {"line": int, "eventId": NotRequired[str], "code": str, "message": str})
-"""An event of a bulk call that has no slot; `line` counts the events of the call from 1."""
+@final
+class SlotFailure(TypedDict):
+    """An event of a bulk call that has no slot; `line` counts the events of the call from 1."""
+
+    line: int
+    eventId: NotRequired[str]
+    code: str
+    message: str
+
+
 Check = TypedDict("Check", {"policy": str, "key": str, "cost": NotRequired[int]})
 CheckedLimit = TypedDict("CheckedLimit", {
     "policy": str, "key": str, "allowed": bool, "limit": int, "remaining": int, "retryAfterMs": int | None,

@@ -150,7 +150,7 @@ export class WeirClient {
       const began = performance.now();
       let state: wire.RequestState;
       try {
-        const query = { wait: `${waitMs}ms` };
+        const query = { wait: waitMs > 0 ? `${waitMs}ms` : undefined };
         const limits = { deadlineMs: waitMs + this.#transport.attemptMs, attemptMs: waitMs + this.#transport.attemptMs };
         // Its own repetitions would wait again, so the first 503 ends it.
         state = await this.#transport.call('GET', path, { ...options, ...limits, query, repeatable: false }, ({ text }) => JSON.parse(text));
