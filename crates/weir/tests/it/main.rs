@@ -17,6 +17,7 @@ mod dashboards;
 mod dead_letters;
 mod deploy;
 mod documentation;
+mod envoy;
 mod failover;
 mod fixtures;
 mod gateway;
