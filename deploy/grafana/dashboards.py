@@ -496,7 +496,7 @@ def gateway():
 
 def sale():
     names = ["WeirSaleMismatch", "WeirSaleBehind", "WeirDeadPurchases", "WeirAddressFast", "WeirSaleRobots",
-             "WeirSaleRejections", "WeirSaleStreams", "WeirEngineDown"]
+             "WeirSaleRejections", "WeirSaleStreams", "WeirSaleAnomaly", "WeirEngineDown"]
     purchases, clients = "weir_sale_purchases_total", "weir_sale_clients_total"
     return "Weir: sale", names, [
         ("Now", [
@@ -532,6 +532,7 @@ def sale():
             Panel("Attempts by kind of client", rate(clients, "client")),
             Panel("Attempts that name no browser", Query(share(f'{clients}{{client="other"}}', clients), "of the attempts"),
                   "percentunit", ("WeirSaleRobots",), max=1),
+            Panel("Attempts that belong to an anomaly", rate("weir_sale_anomalous_attempts_total", "pattern"), alerts=("WeirSaleAnomaly",)),
             Panel("Refused: too many from one address", rate("weir_edge_limited_total", "", legend="refused")),
             Panel("Beyond 500 a second from one address", rate("weir_edge_fast_total", "instance"), alerts=("WeirAddressFast",)),
         ]),

@@ -11,6 +11,7 @@ pub mod grpc;
 pub mod http;
 mod operations;
 pub mod outbound;
+mod page_files;
 mod peer;
 mod purge;
 mod quota;

@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::http::body::Json;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::http::page_files;
+use crate::page_files;
 use crate::telemetry::metrics::MetricsFormat;
 
 const DOCS: &str = include_str!("../../assets/docs.html");

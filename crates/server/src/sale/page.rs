@@ -1,4 +1,5 @@
-//! The sale page among the files of `http/page_files.rs`, and the policy that the shopper's page runs under. Where buyers face a challenge or are named by tokens, the shopper's page is told so in a `<meta>` tag.
+//! The sale page among the files of `page_files.rs`, and the policy that the shopper's page runs under. Where buyers face a
+//! challenge or are named by tokens, the shopper's page is told so in a `<meta>` tag.
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -6,7 +7,7 @@ use serde::Serialize;
 
 use super::settings::challenge::ChallengeSettings;
 use super::settings::{BuyerIdentity, SaleSettings};
-use crate::http::page_files::{self, FILES, NO_REFERRER, POLICY};
+use crate::page_files::{self, FILES, NO_REFERRER, POLICY};
 
 /// The page that shoppers see.
 const INDEX: &str = "index.html";

@@ -124,7 +124,10 @@ struct KeyPolicy {
             description = "A user's id, or a key under a policy. Percent-encode it.",
         ),
     ),
-    responses((status = 200, description = "The key. One that was never used has everything left.", body = KeyResponse)),
+    responses(
+        (status = 200, description = "The key. One that was never used has everything left.", body = KeyResponse),
+        (status = 400, description = "It cannot be a key."),
+    ),
 )]
 pub(crate) async fn get_key(
     State(app): State<Arc<App>>,

@@ -10,7 +10,7 @@ use http::header::LOCATION;
 
 use crate::app::App;
 use crate::http::extract::PathParam;
-use crate::http::page_files;
+use crate::page_files;
 
 /// Be redirected to the sale page.
 ///
