@@ -13,10 +13,10 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     rolldownOptions: {
       output: { chunkFileNames: 'assets/shared-[hash].js' },
-      input: { index: resolve(here, 'index.html'), admin: resolve(here, 'admin.html') },
+      input: { index: resolve(here, 'index.html'), admin: resolve(here, 'admin.html'), console: resolve(here, 'console.html') },
     },
   },
-  server: { proxy: { '/api': 'http://127.0.0.1:8080', '/health': 'http://127.0.0.1:8080' } },
+  server: { proxy: Object.fromEntries(['/api', '/admin', '/v1', '/health'].map((path) => [path, 'http://127.0.0.1:8080'])) },
   test: {
     projects: [
       { extends: true, test: { name: 'unit', include: ['src/**/*.test.ts', 'mock/**/*.test.ts'] } },

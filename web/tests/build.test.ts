@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest';
 
 const dist = join(import.meta.dirname, '../dist');
 
-describe.each(['index.html', 'admin.html'])('%s', (name) => {
+describe.each(['index.html', 'admin.html', 'console.html'])('%s', (name) => {
   const html = readFileSync(join(dist, name), 'utf8');
 
   it('has no inline script, style or handler', () => {

@@ -1,9 +1,11 @@
-// Says what a visitor downloads: each built file, plain and gzipped; and holds the shopper page to its budget.
+// Says what a visitor downloads: each built file, plain and gzipped; and holds each page to its budget.
 import { readFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 
 const BUDGET_KIB = 85;
+/** Operators open the console once a day; its charts are worth it. */
+const CONSOLE_BUDGET_KIB = 300;
 const dist = join(import.meta.dirname, '../dist');
 
 /** @param {string} name */
@@ -24,8 +26,9 @@ function total(html) {
 for (const html of readdirSync(dist).filter((name) => name.endsWith('.html'))) {
   const { plain, zipped } = total(html);
   process.stdout.write(`${html} with all it loads: ${kib(plain)}, gzipped ${kib(zipped)}\n`);
-  if (zipped > BUDGET_KIB * 1024) {
-    process.stderr.write(`${html} is over its budget of ${BUDGET_KIB} KiB gzipped\n`);
+  const budget = html === 'console.html' ? CONSOLE_BUDGET_KIB : BUDGET_KIB;
+  if (zipped > budget * 1024) {
+    process.stderr.write(`${html} is over its budget of ${budget} KiB gzipped\n`);
     process.exitCode = 1;
   }
 }

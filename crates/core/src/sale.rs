@@ -6,9 +6,11 @@
 
 pub mod anomaly;
 mod number;
+mod stage;
 mod terms;
 
 pub use number::PurchaseNo;
+pub use stage::{SaleChange, SaleStage};
 pub use terms::{Sku, SkuError, Stock, Terms, TermsChange, TermsError};
 
 use crate::Timestamp;
@@ -127,6 +129,12 @@ impl Sale {
     #[must_use]
     pub const fn stock(&self) -> u32 {
         self.terms.initial_stock.get().saturating_sub(self.sold)
+    }
+
+    /// Returns what listeners should know.
+    #[must_use]
+    pub const fn stage(&self) -> SaleStage {
+        SaleStage { state: self.state, stock: self.stock() }
     }
 
     /// Returns the state at `now`: the recorded one, or a later one that is due. Selling the last unit ends a sale at

@@ -1,6 +1,9 @@
 //! Limits per client address: requests per second and open event streams. Also the limit on event streams and long polls of
 //! all addresses, which last long and must leave connections to other callers.
 //!
+//! Servers on one Redis count requests together: each asks only about those that its own memory lets pass, and while Redis does
+//! not answer that memory alone decides. Streams are counted by each server.
+//!
 //! The address is that of the connection or, behind a trusted proxy, the one that the proxy names. IPv6 addresses are limited
 //! per /64 network, because whoever has one address of it has all of them.
 
@@ -13,7 +16,8 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use weir_store::throttle::Throttle;
+use weir_store::throttle::{AddressLimit, Throttle};
+use weir_store_redis::RedisAttempts;
 
 use crate::settings::edge::{EdgeSettings, KnownNetworks, Network};
 
@@ -22,6 +26,10 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 #[derive(Debug)]
 pub struct AddressLimits {
     requests: Option<Arc<dyn Throttle>>,
+    /// The limit of each address in `requests`, per second and at once.
+    limit: (u32, u32),
+    /// Counts requests together with other servers.
+    together: Option<RedisAttempts>,
     /// Refuses nothing: its refusals are counted, for alerts.
     fast_requests: Option<Arc<dyn Throttle>>,
     streams: StreamCounts,
@@ -40,6 +48,8 @@ pub struct AddressLimits {
 #[derive(Clone, Debug)]
 struct KnownLimits {
     requests: Option<Arc<dyn Throttle>>,
+    /// The limit of each address in `requests`, per second and at once.
+    limit: (u32, u32),
     streams_max: u32,
 }
 
@@ -93,17 +103,21 @@ pub enum StreamRefusal {
 
 impl AddressLimits {
     /// `requests` is the throttle of requests; `None` if they are not limited. What `fast_requests` refuses is only counted.
+    /// Without `together` each server counts for itself.
     #[must_use]
     pub fn new(
         settings: &EdgeSettings,
         requests: Option<Arc<dyn Throttle>>,
         fast_requests: Option<Arc<dyn Throttle>>,
+        together: Option<RedisAttempts>,
         max_streams: usize,
         counters: AddressCounters,
     ) -> Self {
-        let EdgeSettings { sse_per_ip, trusted_proxies, .. } = settings;
+        let EdgeSettings { per_ip_per_second, sse_per_ip, trusted_proxies, .. } = settings;
         Self {
             requests,
+            limit: (*per_ip_per_second, settings.burst()),
+            together,
             fast_requests,
             streams: StreamCounts::default(),
             streams_max: *sse_per_ip,
@@ -123,8 +137,9 @@ impl AddressLimits {
         throttle: impl Fn(u32, u32) -> Option<Arc<dyn Throttle>>,
     ) -> Self {
         for known in settings {
-            let requests = throttle(known.per_ip_per_second, known.per_ip_burst.saturating_add(1));
-            let limits = KnownLimits { requests, streams_max: known.sse_per_ip };
+            let limit = (known.per_ip_per_second, known.per_ip_burst.saturating_add(1));
+            let limits =
+                KnownLimits { requests: throttle(limit.0, limit.1), limit, streams_max: known.sse_per_ip };
             self.known.extend(known.networks.iter().map(|network| (*network, limits.clone())));
         }
         self
@@ -134,6 +149,13 @@ impl AddressLimits {
     fn known(&self, address: IpAddr) -> Option<&KnownLimits> {
         let around = self.known.iter().filter(|(network, _)| network.contains(address));
         around.max_by_key(|(network, _)| network.prefix()).map(|(_, limits)| limits)
+    }
+
+    /// Returns the throttle of an address, and its limit per second and at once.
+    fn limit_of(&self, address: IpAddr) -> (Option<&dyn Throttle>, (u32, u32)) {
+        let of_all = (&self.requests, self.limit);
+        let (requests, limit) = self.known(address).map_or(of_all, |known| (&known.requests, known.limit));
+        (requests.as_deref(), limit)
     }
 
     /// Returns the address of the client: the last hop that is not a trusted proxy.
@@ -159,15 +181,40 @@ impl AddressLimits {
         nearest
     }
 
-    /// Counts a request of an address.
+    /// Counts a request of an address: here and, if that lets it pass, on all servers together. Where the store counts an attempt
+    /// to buy when it decides it, returns the limit by which it is to be counted.
     /// Fails when the address makes too many requests.
-    pub fn take_request(&self, address: IpAddr) -> Result<(), AddressOverLimit> {
+    pub async fn admit(
+        &self,
+        address: IpAddr,
+        is_attempt: bool,
+    ) -> Result<Option<AddressLimit>, AddressOverLimit> {
+        let (requests, (per_second, burst)) = self.limit_of(address);
+        self.take_request(address)?;
+        let Some(together) = self.together.as_ref().filter(|_| requests.is_some()) else {
+            return Ok(None);
+        };
+        let limit = AddressLimit { address: throttle_key(address).into(), per_second, burst };
+        if is_attempt && together.counts_purchases() {
+            return Ok(Some(limit));
+        }
+        match together.count_address(&limit).await {
+            None => Ok(None),
+            Some(wait) => {
+                self.counters.limited.inc();
+                Err(AddressOverLimit(wait))
+            }
+        }
+    }
+
+    /// Counts a request of an address on this server.
+    /// Fails when the address makes too many requests.
+    fn take_request(&self, address: IpAddr) -> Result<(), AddressOverLimit> {
         let key = throttle_key(address);
         if self.fast_requests.as_ref().is_some_and(|fast| !fast.take(&key).is_allowed) {
             self.counters.fast.inc();
         }
-        let requests = self.known(address).map_or(&self.requests, |known| &known.requests);
-        let Some(requests) = requests else { return Ok(()) };
+        let (Some(requests), _) = self.limit_of(address) else { return Ok(()) };
         let throttled = requests.take(&key);
         if throttled.is_allowed {
             return Ok(());
@@ -272,7 +319,7 @@ mod tests {
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
             networks: Vec::new(),
         };
-        AddressLimits::new(&settings, requests, None, 100, AddressCounters::default())
+        AddressLimits::new(&settings, requests, None, None, 100, AddressCounters::default())
     }
 
     fn ip(text: &str) -> IpAddr {

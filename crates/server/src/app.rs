@@ -7,6 +7,8 @@ use std::time::Instant;
 use crate::address_limits::{AddressCounters, AddressLimits};
 use crate::auth::Auth;
 use crate::buffer_budget::BufferBudget;
+use crate::console::live::Live;
+use crate::console::servers::Servers;
 use crate::engines::Engines;
 use crate::gateway::Gateway;
 use crate::operations::backlog::Backlog;
@@ -45,6 +47,9 @@ pub struct App {
     pub keys: Arc<Keyring>,
     pub health: Health,
     pub(crate) backlog: Backlog,
+    pub(crate) live: Live,
+    /// All servers, as Prometheus has them; only with `console.prometheus`.
+    pub(crate) servers: Option<Servers>,
     pub(crate) clocks: Arc<Clocks>,
     pub(crate) recounter: Arc<Recounter>,
     pub started: Instant,
@@ -78,11 +83,11 @@ impl App {
             fast: metrics.sale.address_fast.clone(),
             streams_full: metrics.shortage(Shortage::Streams),
         };
-        let burst = settings.edge.per_ip_burst.saturating_add(1);
-        let throttle = engines.throttle(settings.edge.per_ip_per_second, burst);
+        let throttle = engines.throttle(settings.edge.per_ip_per_second, settings.edge.burst());
         let fast = engines.throttle(FAST_PER_SECOND, FAST_PER_SECOND);
+        let (together, max_streams) = (engines.attempts(), settings.http.max_streams);
         let address_limits =
-            AddressLimits::new(&settings.edge, throttle, fast, settings.http.max_streams, counters)
+            AddressLimits::new(&settings.edge, throttle, fast, together, max_streams, counters)
                 .with_known_networks(&settings.edge.networks, |per_second, burst| {
                     engines.throttle(per_second, burst)
                 });
@@ -91,6 +96,8 @@ impl App {
         Arc::new(Self {
             health: Health::new(engines.clone()),
             backlog: Backlog::new(&engines, &settings, &metrics.operations),
+            live: Live::default(),
+            servers: Servers::new(&settings.console),
             recounter: Recounter::new(Arc::clone(&engines.store.books), shutdown.closing().clone()),
             clocks: Clocks::new(&engines, quota.denials(), metrics.operations.clone()),
             quota,

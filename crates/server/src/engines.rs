@@ -22,7 +22,7 @@ use weir_store::sale::{LedgerMetrics, SaleStore};
 use weir_store::throttle::Throttle;
 use weir_store::tier::LimitStore;
 use weir_store::{Batch, Error, LaneMetrics, Lanes, Result};
-use weir_store_redis::{Redis, RedisLimits, RedisRequests, RedisSales};
+use weir_store_redis::{Redis, RedisAttempts, RedisLimits, RedisRequests, RedisSales};
 
 use self::broker_jobs::{RequestBroker, TOPIC as REQUEST_TOPIC};
 pub(crate) use self::kafka::Kafka;
@@ -176,6 +176,13 @@ impl Engines {
         // Fails only at 0: settings allow at most 1,000,000.
         let bucket = TokenBucket::new(burst, per_second, Duration::from_secs(1)).ok()?;
         Some(Arc::new(KeyThrottle::new(bucket, THROTTLE_KEYS_MAX, Arc::clone(&self.store.steady_clock))))
+    }
+
+    /// Returns what counts attempts over all servers, if there is a Redis.
+    #[must_use]
+    pub fn attempts(&self) -> Option<RedisAttempts> {
+        // Not the client of sales: here this process decides when Redis is late.
+        self.redis.clone().map(|redis| RedisAttempts::new(redis, self.test_clock.clone()))
     }
 
     /// Returns the store that decides sales.

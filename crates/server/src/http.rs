@@ -11,6 +11,7 @@ mod http2;
 pub(crate) mod idempotency_key;
 mod lingering_close;
 pub mod openapi;
+pub(crate) mod page_files;
 pub(crate) mod pagination;
 pub(crate) mod rate_limit_headers;
 pub mod route;

@@ -4,6 +4,7 @@ mod address_limits;
 mod app;
 pub mod auth;
 mod buffer_budget;
+mod console;
 mod engines;
 mod gateway;
 pub mod grpc;

@@ -11,6 +11,7 @@ use crate::auth::credentials::Credentials::{
     AnonymousOrScope, Buyer, Open, Operator, OperatorOrScope, Signature, Tenant, Token,
 };
 use crate::auth::credentials::{Credentials, LIMITS_CHECK, QUOTA_CONFIGURE, QUOTA_SEND, SLOTS_ASSIGN};
+use crate::console::routes as console;
 use crate::gateway::routes as gateway;
 use crate::http::openapi;
 use crate::http::openapi::describe;
@@ -94,6 +95,10 @@ fn request() -> Vec<Route> {
         route!(POST "/v1/requests/{requestId}/callback", Signature, request::callback::call_back),
         route!(GET "/v1/webhook-secret", READ, request::webhook_secret::get_webhook_secret)
             .never_unavailable(),
+        route!(GET "/admin/requests", Operator, request::operators::list_all_requests),
+        route!(GET "/admin/requests/unfinished", Operator, request::operators::list_unfinished_requests),
+        route!(POST "/admin/requests/cancel", Operator, request::operators::cancel_requests),
+        route!(GET "/admin/requests/{requestId}", Operator, request::operators::get_any_request),
         route!(GET "/admin/request/rollout", Operator, request::rollout::get_rollout),
         route!(PUT "/admin/request/rollout", Operator, request::rollout::put_rollout),
         route!(GET "/admin/tenants/{tenant}/limits", Operator, request::tenants::get_tenant_limit),
@@ -141,7 +146,7 @@ fn sale() -> Vec<Route> {
     let routes = vec![
         route!(GET "/api/v1/sales", Open, sale::get_sale),
         route!(GET "/api/v1/sales/events", Open, sale::events::watch_sales),
-        route!(POST "/api/v1/purchases", Buyer, sale::purchases::create_purchase),
+        route!(POST "/api/v1/purchases", Buyer, sale::purchases::create_purchase).of_attempts(),
         route!(GET "/api/v1/purchases", Buyer, sale::purchases::get_purchase),
         route!(POST "/api/v1/products", Operator, sale::products::create_product),
         route!(GET "/api/v1/products", Operator, sale::products::list_products),
@@ -173,12 +178,17 @@ fn admin() -> Vec<Route> {
     vec![
         route!(GET "/admin/dlq", Operator, dead_letters::list_dead_letters),
         route!(POST "/admin/dlq/replay", Operator, dead_letters::replay_dead_letters),
+        route!(GET "/admin/dlq/groups", Operator, dead_letters::groups::group_dead_letters),
         route!(GET "/admin/dlq/{id}", Operator, dead_letters::get_dead_letter),
         route!(DELETE "/admin/dlq/{id}", Operator, dead_letters::discard_dead_letter),
         route!(POST "/admin/dlq/{id}/replay", Operator, dead_letters::replay_dead_letter),
         route!(POST "/admin/queue/claim", Operator, queue::claim_messages).watching_peer(),
         route!(POST "/admin/queue/settle", Operator, queue::settle_messages),
         route!(GET "/admin/audit", Operator, audit::audit_books),
+        route!(GET "/admin/live", Operator, console::watch_live).never_unavailable(),
+        route!(GET "/admin/near-limits", Operator, console::list_near_limits).never_unavailable(),
+        route!(GET "/admin/servers", Operator, console::list_servers),
+        route!(GET "/admin/keys/{key}", Operator, console::keys::get_key),
     ]
 }
 
@@ -193,7 +203,8 @@ fn operations() -> Vec<Route> {
         route!(GET "/docs", Open, operations::get_docs),
         route!(GET "/", Open, operations::get_index),
     ];
-    routes.into_iter().map(Route::of_any_role).map(Route::never_unavailable).collect()
+    let assets = std::iter::once(route!(GET "/assets/{file}", Open, operations::get_index_asset).of_page());
+    routes.into_iter().chain(assets).map(Route::of_any_role).map(Route::never_unavailable).collect()
 }
 
 /// The OpenAPI document of the table as JSON. It is built on the first call; only the text is kept in memory.

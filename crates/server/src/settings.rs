@@ -6,6 +6,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod auth;
+pub(crate) mod console;
 pub(crate) mod edge;
 pub(crate) mod http;
 mod kafka;
@@ -48,6 +49,7 @@ pub struct Settings {
     pub edge: edge::EdgeSettings,
     pub log: log::LogSettings,
     pub traces: traces::TraceSettings,
+    pub console: console::ConsoleSettings,
     /// The settings file, if it contains a URL with a password.
     pub file_with_secrets: Option<PathBuf>,
     /// `WEIR_…` variables that this version does not know.
@@ -77,6 +79,7 @@ impl Settings {
             edge: edge::EdgeSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             traces: traces::TraceSettings::read(&mut reader)?,
+            console: console::ConsoleSettings::read(&mut reader)?,
             file_with_secrets: reader.file_with_secrets(),
             unknown_variables: Vec::new(),
         };

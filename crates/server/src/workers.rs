@@ -8,6 +8,7 @@ use weir_store::Result;
 use weir_store::request::Rollout;
 
 use crate::app::App;
+use crate::console::sampler;
 use crate::quota::maintenance::KeyPurge;
 use crate::quota::provider::ProviderDependencies;
 use crate::quota::sender::Sender;
@@ -26,6 +27,8 @@ const RELEASE_TIME: Duration = Duration::from_secs(2);
 pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
     workers.spawn(Arc::clone(&app.clocks).watch(app.shutdown.closing().clone()));
+    workers.spawn(sampler::run(Arc::clone(app), app.shutdown.closing().clone()));
+    workers.spawn(sampler::watch_engines(Arc::clone(app), app.shutdown.closing().clone()));
     if roles.api {
         app.sale.run(&workers, app.shutdown.closing());
         let app = Arc::clone(app);

@@ -63,6 +63,8 @@ macro_rules! request_suite {
                 lists_can_be_filtered_by_status,
                 a_list_of_a_rare_status_is_bounded_and_says_where_to_continue,
                 tenants_see_their_own_requests_only,
+                a_list_of_every_tenant_can_be_filtered_by_type,
+                unfinished_requests_come_with_their_jobs_the_longest_due_first,
             ],
             claim: [
                 a_job_is_the_request_as_it_was_sent,

@@ -20,9 +20,9 @@ use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
     ErasedBatch, Failure, HashKeys, JobCounts, JobReport, LIST_SCAN_MAX, PendingRequest, Request,
-    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedHashKey,
-    SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
-    WEBHOOKS_TOPIC,
+    RequestAudit, RequestFilter, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed,
+    SealedHashKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    UnfinishedRequest, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -55,12 +55,36 @@ const LIST: &str = "
     FROM request_record
     WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3
       AND ($4::text IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = $4)
+      AND ($5::text IS NULL OR request_type = $5)
+    ORDER BY request_id DESC LIMIT $6";
+/// As [`LIST`], of every tenant.
+const LIST_ALL: &str = "
+    SELECT request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END, attempts,
+           ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate
+    FROM request_record
+    WHERE request_id < $1 AND request_id >= $2
+      AND ($3::text IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = $3)
+      AND ($4::text IS NULL OR request_type = $4)
     ORDER BY request_id DESC LIMIT $5";
 
 /// The last request that one page of a list scans; no row if there are fewer.
 const LAST_SCANNED: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = $1 AND request_id < $2
     ORDER BY request_id DESC LIMIT 1 OFFSET $3";
+/// As [`LAST_SCANNED`], of every tenant.
+const LAST_SCANNED_OF_ALL: &str = "
+    SELECT request_id FROM request_record WHERE request_id < $1 ORDER BY request_id DESC LIMIT 1 OFFSET $2";
+
+/// A request and its job are not locked: what was read may have changed by the time it is shown.
+const UNFINISHED: &str = "
+    SELECT record.request_id, tenant_id, request_type, CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END,
+           record.attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+           failure_code, failure_message, callback_url, created_at, updated_at, traceparent, tracestate,
+           job.claimable_at, job.is_leased
+    FROM (SELECT * FROM request_job WHERE downstream = $1 ORDER BY claimable_at LIMIT $2) AS job
+    CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record
+    ORDER BY job.claimable_at";
 
 #[async_trait]
 impl RequestStore for Postgres {
@@ -84,27 +108,48 @@ impl RequestStore for Postgres {
 
     async fn list_requests(
         &self,
-        tenant: &TenantId,
-        status: Option<RequestStatus>,
+        filter: &RequestFilter,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<RequestPage> {
         let session = self.inner.pool.session().await?;
-        let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
+        let before = before.map_or(Uuid::max(), |id| *id.as_uuid());
+        let tenant = filter.tenant.as_ref().map(TenantId::as_str);
         let mut last: Option<Uuid> = None;
-        if status.is_some() {
+        if filter.needs_scan() {
             let offset = row::bigint(LIST_SCAN_MAX - 1);
-            let row = session.query_opt(LAST_SCANNED, &[&tenant, &before, &offset]).await?;
+            let row = match tenant {
+                Some(tenant) => session.query_opt(LAST_SCANNED, &[&tenant, &before, &offset]).await?,
+                None => session.query_opt(LAST_SCANNED_OF_ALL, &[&before, &offset]).await?,
+            };
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
-        let down_to = last.unwrap_or_default();
-        let values: Values<'_> =
-            &[&tenant, &before, &down_to, &status.map(RequestStatus::as_str), &row::bigint(limit)];
-        let rows = session.query(LIST, values).await?;
+        let (down_to, limited) = (last.unwrap_or_default(), row::bigint(limit));
+        let status = filter.status.map(RequestStatus::as_str);
+        let request_type = filter.request_type.as_ref().map(RequestType::as_str);
+        let rows = match tenant {
+            Some(tenant) => {
+                let values: Values<'_> = &[&tenant, &before, &down_to, &status, &request_type, &limited];
+                session.query(LIST, values).await?
+            }
+            None => {
+                let values: Values<'_> = &[&before, &down_to, &status, &request_type, &limited];
+                session.query(LIST_ALL, values).await?
+            }
+        };
         session.keep();
         let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
         let next_before = last.filter(|_| requests.len() < limit).map(RequestId::from_uuid);
         Ok(RequestPage { requests, next_before })
+    }
+
+    async fn unfinished_requests(&self, downstream: &str, limit: usize) -> Result<Vec<UnfinishedRequest>> {
+        let rows = self.inner.pool.query(UNFINISHED, &[&downstream, &row::bigint(limit)]).await?;
+        let read = |row: &Row| {
+            let (request, claimable_at) = (read_request(row)?, timestamp(row, 16)?);
+            Ok(UnfinishedRequest { request, claimable_at, is_leased: column(row, 17)? })
+        };
+        rows.iter().map(read).collect()
     }
 
     async fn claim_jobs(

@@ -16,7 +16,7 @@ mod tier;
 pub use client::{Redis, SLOW_SCRIPT, ScriptCounts};
 pub use quota::{QuotaTimes, RedisQuota};
 pub use request::RedisRequests;
-pub use sale::RedisSales;
+pub use sale::{RedisAttempts, RedisSales};
 pub use target::{RedisTarget, RedisTargetError};
 pub use tier::RedisLimits;
 

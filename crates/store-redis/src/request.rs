@@ -17,9 +17,9 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestFilter,
+    RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames,
+    SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit, UnfinishedRequest,
 };
 use weir_store::{Batch, Result};
 
@@ -101,12 +101,15 @@ impl RequestStore for RedisRequests {
 
     async fn list_requests(
         &self,
-        tenant: &TenantId,
-        status: Option<RequestStatus>,
+        filter: &RequestFilter,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<RequestPage> {
-        self.store.list_requests(tenant, status, before, limit).await
+        self.store.list_requests(filter, before, limit).await
+    }
+
+    async fn unfinished_requests(&self, downstream: &str, limit: usize) -> Result<Vec<UnfinishedRequest>> {
+        self.store.unfinished_requests(downstream, limit).await
     }
 
     async fn claim_jobs(

@@ -6,7 +6,9 @@
 //! sold and that are not recorded yet, and records them itself within a moment, so a Redis that loses its data loses no
 //! purchase that a living server has answered. Before a running sale is opened again, every server gets the time to do that.
 
+mod attempts;
 mod dead_letter;
+mod event_log;
 mod events;
 mod operator;
 mod persist;
@@ -28,12 +30,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{ChangeError, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Clock, Timestamp, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, LedgerMetrics,
-    Product, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleEvent,
-    SaleLedger, SaleSnapshot, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, EventId, EventPage,
+    FoundPurchase, LedgerMetrics, Product, Publication, Purchase, PurchasePosition, SNAPSHOT_ENDED_MAX,
+    SNAPSHOT_OPEN_MAX, SaleAudit, SaleEvent, SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
 
+pub use self::attempts::RedisAttempts;
 use self::reply::{BuyReply, PeekedSale};
 use self::unrecorded::UnrecordedPurchases;
 use crate::ENGINE;
@@ -207,10 +210,11 @@ impl SharedSales {
         batch: &[Buy],
         groups: &[(Sku, Vec<usize>)],
     ) -> Result<Vec<Option<Vec<BuyOutcome>>>> {
+        let is_cluster = self.redis.is_cluster();
         let calls: Vec<KeyCall> = groups
             .iter()
             .map(|(sku, indices)| {
-                let buyers = indices.iter().map(|index| batch[*index].buyer.to_string());
+                let buyers = indices.iter().flat_map(|index| attempts::arguments(&batch[*index], is_cluster));
                 sale_call(sku, std::iter::once(indices.len().to_string()).chain(buyers).collect())
             })
             .collect();
@@ -396,6 +400,18 @@ impl SaleStore for RedisSales {
 
     async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.shared.follow_events(hear).await;
+    }
+
+    fn has_event_log(&self) -> bool {
+        true
+    }
+
+    async fn publish_events(
+        &self,
+        publications: &[Publication],
+        after: Option<EventId>,
+    ) -> Result<EventPage> {
+        self.shared.publish(publications, after).await
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {

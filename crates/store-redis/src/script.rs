@@ -24,6 +24,9 @@ pub(crate) enum Script {
     SaleBuyers,
     SaleEnd,
     SaleExtend,
+    SaleLog,
+    SaleUnlog,
+    SaleAttempt,
 }
 
 /// A script that trusts only data written under the present `run`, which `trust.lua` defines.
@@ -33,7 +36,7 @@ macro_rules! with_run {
     };
 }
 
-static SCRIPTS: LazyLock<[redis::Script; 20]> = LazyLock::new(|| {
+static SCRIPTS: LazyLock<[redis::Script; 23]> = LazyLock::new(|| {
     [
         with_run!("quota_spend.lua"),
         with_run!("quota_install.lua"),
@@ -45,7 +48,11 @@ static SCRIPTS: LazyLock<[redis::Script; 20]> = LazyLock::new(|| {
         include_str!("scripts/request_cache.lua"),
         include_str!("scripts/request_invalidate.lua"),
         include_str!("scripts/tier.lua"),
-        with_run!("sale_buy.lua"),
+        concat!(
+            include_str!("scripts/trust.lua"),
+            include_str!("scripts/throttle.lua"),
+            include_str!("scripts/sale_buy.lua")
+        ),
         with_run!("sale_open.lua"),
         with_run!("sale_peek.lua"),
         with_run!("sale_find.lua"),
@@ -55,6 +62,9 @@ static SCRIPTS: LazyLock<[redis::Script; 20]> = LazyLock::new(|| {
         with_run!("sale_buyers.lua"),
         with_run!("sale_end.lua"),
         with_run!("sale_extend.lua"),
+        with_run!("sale_log.lua"),
+        include_str!("scripts/sale_unlog.lua"),
+        concat!(include_str!("scripts/throttle.lua"), include_str!("scripts/sale_attempt.lua")),
     ]
     .map(redis::Script::new)
 });
@@ -87,6 +97,9 @@ impl Script {
             Self::SaleBuyers => "sale_buyers",
             Self::SaleEnd => "sale_end",
             Self::SaleExtend => "sale_extend",
+            Self::SaleLog => "sale_log",
+            Self::SaleUnlog => "sale_unlog",
+            Self::SaleAttempt => "sale_attempt",
         }
     }
 }

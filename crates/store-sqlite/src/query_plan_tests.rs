@@ -102,6 +102,7 @@ const REQUIRED_INDEXES: &[(&str, &str, &str)] = &[
     ("request/maintenance.rs", "PENDING", "request_record_pending"),
     ("request.rs", "SCAN_END", "request_record_tenant"),
     ("request.rs", "list", "request_record_tenant"),
+    ("request.rs", "unfinished", "request_record_claimable"),
 ];
 
 /// Constants that are only parts of statements.

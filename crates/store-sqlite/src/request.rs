@@ -20,9 +20,9 @@ use weir_queue::MessageSource;
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
     ErasedBatch, Failure, HashKeys, JobCounts, JobReport, LIST_SCAN_MAX, PendingRequest, Request,
-    RequestAudit, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed, SealedHashKey,
-    SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
-    WEBHOOKS_TOPIC,
+    RequestAudit, RequestFilter, RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, Sealed,
+    SealedHashKey, SealedNames, SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    UnfinishedRequest, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -50,6 +50,9 @@ const SUMMARY: &str = "
 const SCAN_END: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = ?1 AND request_id < ?2
     ORDER BY request_id DESC LIMIT 1 OFFSET ?3";
+/// As [`SCAN_END`], of every tenant.
+const SCAN_END_OF_ALL: &str = "
+    SELECT request_id FROM request_record WHERE request_id < ?1 ORDER BY request_id DESC LIMIT 1 OFFSET ?2";
 
 #[async_trait]
 impl RequestStore for Sqlite {
@@ -84,13 +87,17 @@ impl RequestStore for Sqlite {
 
     async fn list_requests(
         &self,
-        tenant: &TenantId,
-        status: Option<RequestStatus>,
+        filter: &RequestFilter,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<RequestPage> {
-        let tenant = tenant.clone();
-        self.read(move |connection| list(connection, &tenant, status, before, limit)).await
+        let filter = filter.clone();
+        self.read(move |connection| list(connection, &filter, before, limit)).await
+    }
+
+    async fn unfinished_requests(&self, downstream: &str, limit: usize) -> Result<Vec<UnfinishedRequest>> {
+        let downstream = downstream.to_owned();
+        self.read(move |connection| unfinished(connection, &downstream, limit)).await
     }
 
     async fn claim_jobs(
@@ -413,6 +420,8 @@ impl Sqlite {
 #[cfg(test)]
 pub(crate) fn composed_sql() -> Vec<(&'static str, &'static str, String)> {
     let mut all = vec![("request.rs", "find", find_sql()), ("request.rs", "list", list_sql())];
+    all.push(("request.rs", "list_all", list_all_sql()));
+    all.push(("request.rs", "unfinished", unfinished_sql()));
     all.push(("request.rs", "summary", summary_sql()));
     all.extend(jobs::composed_sql().map(|(name, sql)| ("request/jobs.rs", name, sql)));
     all
@@ -431,7 +440,26 @@ fn list_sql() -> String {
         "SELECT {SUMMARY} FROM request_record
          WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3
            AND (?4 IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = ?4)
+           AND (?5 IS NULL OR request_type = ?5)
+         ORDER BY request_id DESC LIMIT ?6"
+    )
+}
+
+/// As [`list_sql`], of every tenant.
+fn list_all_sql() -> String {
+    format!(
+        "SELECT {SUMMARY} FROM request_record
+         WHERE request_id < ?1 AND request_id >= ?2
+           AND (?3 IS NULL OR CASE WHEN is_cancelled THEN 'CANCELLED' ELSE status END = ?3)
+           AND (?4 IS NULL OR request_type = ?4)
          ORDER BY request_id DESC LIMIT ?5"
+    )
+}
+
+fn unfinished_sql() -> String {
+    format!(
+        "SELECT {SUMMARY}, claimable_at, is_leased FROM request_record
+         WHERE downstream = ?1 AND claimable_at IS NOT NULL ORDER BY claimable_at LIMIT ?2"
     )
 }
 
@@ -447,22 +475,27 @@ fn summaries(connection: &Connection, ids: &[RequestId]) -> rusqlite::Result<Vec
 
 fn list(
     connection: &Connection,
-    tenant: &TenantId,
-    status: Option<RequestStatus>,
+    filter: &RequestFilter,
     before: Option<RequestId>,
     limit: usize,
 ) -> rusqlite::Result<RequestPage> {
     // Ids are hexadecimal, so "g" sorts behind all of them.
     let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
-    let scan_end = match status {
-        Some(_) => find_scan_end(connection, tenant, &before)?,
-        None => None,
-    };
+    let tenant = filter.tenant.as_ref().map(TenantId::as_str);
+    let scan_end = if filter.needs_scan() { find_scan_end(connection, tenant, &before)? } else { None };
     let down_to = scan_end.map(|id| id.to_string()).unwrap_or_default();
-    let mut statement = connection.prepare_cached(&list_sql())?;
-    let values = params![tenant.as_str(), before, down_to, status.map(RequestStatus::as_str), limited(limit)];
-    let requests: Vec<Request> =
-        statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;
+    let status = filter.status.map(RequestStatus::as_str);
+    let (request_type, rows) = (filter.request_type.as_ref().map(RequestType::as_str), limited(limit));
+    let requests: Vec<Request> = match tenant {
+        Some(tenant) => connection
+            .prepare_cached(&list_sql())?
+            .query_map(params![tenant, before, down_to, status, request_type, rows], read_request)?
+            .collect::<rusqlite::Result<_>>()?,
+        None => connection
+            .prepare_cached(&list_all_sql())?
+            .query_map(params![before, down_to, status, request_type, rows], read_request)?
+            .collect::<rusqlite::Result<_>>()?,
+    };
     let next_before = scan_end.filter(|_| requests.len() < limit);
     Ok(RequestPage { requests, next_before })
 }
@@ -470,12 +503,33 @@ fn list(
 /// The last id that a filtered list scans, or `None` if fewer than [`LIST_SCAN_MAX`] requests remain.
 fn find_scan_end(
     connection: &Connection,
-    tenant: &TenantId,
+    tenant: Option<&str>,
     before: &str,
 ) -> rusqlite::Result<Option<RequestId>> {
-    let mut statement = connection.prepare_cached(SCAN_END)?;
-    let values = params![tenant.as_str(), before, limited(LIST_SCAN_MAX - 1)];
-    statement.query_row(values, |row| read_id(row, 0)).optional()
+    let offset = limited(LIST_SCAN_MAX - 1);
+    match tenant {
+        Some(tenant) => connection
+            .prepare_cached(SCAN_END)?
+            .query_row(params![tenant, before, offset], |row| read_id(row, 0))
+            .optional(),
+        None => connection
+            .prepare_cached(SCAN_END_OF_ALL)?
+            .query_row(params![before, offset], |row| read_id(row, 0))
+            .optional(),
+    }
+}
+
+fn unfinished(
+    connection: &Connection,
+    downstream: &str,
+    limit: usize,
+) -> rusqlite::Result<Vec<UnfinishedRequest>> {
+    let mut statement = connection.prepare_cached(&unfinished_sql())?;
+    let read = |row: &Row<'_>| {
+        let claimable_at = Timestamp::from_micros(row.get(16)?);
+        Ok(UnfinishedRequest { request: read_request(row)?, claimable_at, is_leased: row.get(17)? })
+    };
+    statement.query_map(params![downstream, limited(limit)], read)?.collect()
 }
 
 pub(crate) fn limited(limit: usize) -> i64 {

@@ -286,6 +286,39 @@ pub enum CancelOutcome {
     Unknown,
 }
 
+/// Which requests a list has: those that match all that is given. Without anything, all of every tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestFilter {
+    pub tenant: Option<TenantId>,
+    pub status: Option<RequestStatus>,
+    pub request_type: Option<RequestType>,
+}
+
+impl RequestFilter {
+    /// The requests of one tenant, optionally of one status.
+    #[must_use]
+    pub fn of_tenant(tenant: &TenantId, status: Option<RequestStatus>) -> Self {
+        Self { tenant: Some(tenant.clone()), status, request_type: None }
+    }
+
+    /// Whether it leaves out requests that no index leaves out, so that many may have to be scanned for a page.
+    #[must_use]
+    pub const fn needs_scan(&self) -> bool {
+        self.status.is_some() || self.request_type.is_some()
+    }
+}
+
+/// A request that has not ended, and its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnfinishedRequest {
+    /// Without payload and result.
+    pub request: Request,
+    /// When the job is due or, if a worker has claimed it, when the lease ends.
+    pub claimable_at: Timestamp,
+    /// Whether a worker has claimed it. A lease that is over counts as none once the job is claimed again.
+    pub is_leased: bool,
+}
+
 /// A request whose attempts have all failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadRequest {
@@ -401,8 +434,8 @@ pub struct RolloutChange {
 /// the timeout of a claim.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
-/// The most requests of a tenant that a list filtered by status scans. The status is not indexed, since every transition
-/// of a request would update the index.
+/// The most requests that a list filtered by status or type scans. The status is not indexed, since every transition of a
+/// request would update the index.
 pub const LIST_SCAN_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -421,15 +454,16 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// Returns the existing ones of these requests, of any tenant and in any order, without payloads and results.
     async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>>;
-    /// Lists a tenant's requests older than `before`, newest first, optionally of one status, without payloads and results,
-    /// which may be large. With a status, at most [`LIST_SCAN_MAX`] requests are scanned.
+    /// Lists requests older than `before` that match, newest first, without payloads and results, which may be large. With a
+    /// status or a type, at most [`LIST_SCAN_MAX`] requests are scanned.
     async fn list_requests(
         &self,
-        tenant: &TenantId,
-        status: Option<RequestStatus>,
+        filter: &RequestFilter,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<RequestPage>;
+    /// Lists unfinished requests of a downstream, those first whose jobs have been due for longest.
+    async fn unfinished_requests(&self, downstream: &str, limit: usize) -> Result<Vec<UnfinishedRequest>>;
 
     /// Claims due jobs up to the capacity of each downstream and to about [`CLAIM_BYTES_MAX`]. Tenants take turns, and of each
     /// tenant the longest due come first.

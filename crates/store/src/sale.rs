@@ -3,7 +3,10 @@
 //! A product has an id besides its sku: one that is deleted and created again under the same sku is another product, and
 //! purchases of the first must not be recorded for the second.
 
+mod event_log;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +16,9 @@ use weir_core::sale::{
 };
 use weir_core::{Timestamp, UserId};
 
-use crate::{Batch, Result};
+pub use self::event_log::{EventId, EventIdError, EventPage, LoggedEvent, Publication};
+use crate::throttle::AddressLimit;
+use crate::{Batch, Error, Result};
 
 /// The most sales that are not over in a [`SaleSnapshot`]; running ones come first.
 pub const SNAPSHOT_OPEN_MAX: usize = 1_000;
@@ -73,6 +78,23 @@ pub enum DeleteOutcome {
 pub struct Buy {
     pub sku: Sku,
     pub buyer: UserId,
+    pub limits: AttemptLimits,
+}
+
+/// The limits by which a store that several servers share counts an attempt to buy before it decides it. Other stores count
+/// nothing: then the throttles of each server are all there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttemptLimits {
+    /// Attempts of the buyer in any second; 0 is no limit.
+    pub user_per_second: u32,
+    pub address: Option<AddressLimit>,
+}
+
+/// Who has made too many attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThrottledBy {
+    User,
+    Address,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +107,11 @@ pub enum BuyOutcome {
     },
     Refused(PurchaseRefusal),
     UnknownSku,
+    /// The attempt is one too many on all servers together. Nothing was decided.
+    Throttled {
+        by: ThrottledBy,
+        retry_after: Duration,
+    },
 }
 
 /// A purchase as tables store it.
@@ -163,6 +190,8 @@ pub enum SaleEvent {
     ProductChanged {
         sku: Sku,
     },
+    /// A server has appended events to the shared log.
+    Logged(Vec<LoggedEvent>),
 }
 
 /// The audit of one product.
@@ -222,6 +251,18 @@ pub trait SaleStore: Send + Sync + 'static {
     /// Calls `on_event` for changes of sales on any server while the future is polled. Returns at once if the store publishes
     /// no events and has to be polled.
     async fn follow_events(&self, _on_event: &(dyn Fn(SaleEvent) + Send + Sync)) {}
+    /// Whether all servers share a log of events.
+    fn has_event_log(&self) -> bool {
+        false
+    }
+    /// Appends to the shared log what the publications add to it, and returns what it has after the event `after`, or all.
+    async fn publish_events(
+        &self,
+        _publications: &[Publication],
+        _after: Option<EventId>,
+    ) -> Result<EventPage> {
+        Err(Error::failed("sale", "this store has no log of events"))
+    }
     async fn audit_sales(&self) -> Result<SaleAudit>;
     /// Completes the ledger's books by what decides sales in front of it. There is nothing to add unless this is a store in front
     /// of a ledger.
@@ -281,7 +322,7 @@ pub fn plan_purchases<E>(
     let mut plan = BuyPlan::default();
     let mut changed: BTreeMap<ProductId, (u32, SaleState)> = BTreeMap::new();
     let mut bought: HashSet<(ProductId, &UserId)> = HashSet::new();
-    for Buy { sku, buyer } in batch {
+    for Buy { sku, buyer, .. } in batch {
         let Some(product) = products.get_mut(sku.as_str()) else {
             plan.outcomes.push(BuyOutcome::UnknownSku);
             continue;

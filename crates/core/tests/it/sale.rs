@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use weir_core::Timestamp;
 use weir_core::sale::{
-    ChangeError, EndReason, PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Terms, TermsChange, TermsError,
+    ChangeError, EndReason, PurchaseReceipt, PurchaseRefusal, Sale, SaleChange, SaleStage, SaleState, Stock,
+    Terms, TermsChange, TermsError,
 };
 
 const START: i64 = 1_771_149_600;
@@ -97,6 +98,61 @@ proptest! {
             }
         }
     }
+}
+
+fn stages() -> impl Strategy<Value = SaleStage> {
+    let ends = [EndReason::SoldOut, EndReason::TimeExpired, EndReason::EndedByOperator].map(SaleState::Ended);
+    let states = [SaleState::Upcoming, SaleState::Active].into_iter().chain(ends).collect::<Vec<_>>();
+    (prop::sample::select(states), 0_u32..30).prop_map(|(state, stock)| SaleStage { state, stock })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    /// Whatever servers publish, in whatever order: the stock never goes up once a sale has begun, and its end is the last event.
+    #[test]
+    fn events_lead_only_forward_and_to_what_is_true(targets in prop::collection::vec((stages(), 0_u32..40), 1..20)) {
+        let initial = Stock::new(30).unwrap();
+        let mut stage = SaleStage { state: SaleState::Upcoming, stock: 30 };
+        for (to, stocks_max) in targets {
+            let changes = stage.changes_to(&to, initial, stocks_max);
+            prop_assert_eq!(changes.is_empty(), !stage.is_before(&to));
+            let stocks = changes.iter().filter(|(change, _)| matches!(change, SaleChange::Stock(_))).count();
+            prop_assert!(stocks <= stocks_max.max(1) as usize);
+            for (change, after) in changes {
+                match change {
+                    SaleChange::Stock(stock) => {
+                        prop_assert_eq!(stage.state, SaleState::Active);
+                        prop_assert!(stock < stage.stock, "{} after {}", stock, stage.stock);
+                        prop_assert_eq!(after, SaleStage { stock, ..stage });
+                    }
+                    SaleChange::State(state) => {
+                        prop_assert!(state > stage.state);
+                        prop_assert_eq!(after.state, state);
+                    }
+                }
+                stage = after;
+            }
+            prop_assert!(!stage.is_before(&to), "nothing is left to tell");
+        }
+    }
+}
+
+#[test]
+fn each_unit_has_an_event_if_there_are_few() {
+    let initial = Stock::new(10).unwrap();
+    let changes = |from: SaleStage, to: SaleStage, stocks_max| {
+        let changes = from.changes_to(&to, initial, stocks_max);
+        changes.into_iter().map(|(change, _)| change).collect::<Vec<_>>()
+    };
+    let [ten, seven] = [10, 7].map(|stock| SaleStage { state: SaleState::Active, stock });
+    assert_eq!(changes(ten, seven, 3), [9, 8, 7].map(SaleChange::Stock));
+    assert_eq!(changes(ten, seven, 2), [SaleChange::Stock(7)]);
+    let sold_out = SaleState::Ended(EndReason::SoldOut);
+    let upcoming = SaleStage { state: SaleState::Upcoming, stock: 4 };
+    let end = SaleStage { state: sold_out, stock: 9 };
+    let expected = [SaleChange::State(SaleState::Active), SaleChange::Stock(9), SaleChange::State(sold_out)];
+    assert_eq!(changes(upcoming, end, 5), expected);
 }
 
 #[derive(Clone, Copy, Debug)]

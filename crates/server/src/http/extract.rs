@@ -10,6 +10,7 @@ use http::HeaderMap;
 use http::request::Parts;
 use percent_encoding::percent_decode_str;
 use weir_core::TenantId;
+use weir_store::throttle::AddressLimit;
 
 use super::error::ApiError;
 use super::sale_error::SaleError;
@@ -80,15 +81,22 @@ fn identity_missing() -> ApiError {
 pub(crate) struct Visitor {
     /// The address of the connection, or the one that a trusted proxy names.
     pub(crate) address: IpAddr,
+    /// The limit by which the store counts an attempt to buy of this address when it decides it, if it is to.
+    pub(crate) limit: Option<AddressLimit>,
 }
 
 impl Visitor {
-    /// Counts a request of the caller's address.
+    /// Counts a request of the caller's address. `is_attempt` says whether it is an attempt to buy.
     /// Fails when the address makes too many requests.
-    pub(crate) fn admit(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Self, SaleError> {
+    pub(crate) async fn admit(
+        app: &App,
+        peer: &Peer,
+        headers: &HeaderMap,
+        is_attempt: bool,
+    ) -> Result<Self, SaleError> {
         let address = app.address_limits.client_address(peer.address().ip(), headers);
-        app.address_limits.take_request(address)?;
-        Ok(Self { address })
+        let limit = app.address_limits.admit(address, is_attempt).await?;
+        Ok(Self { address, limit })
     }
 }
 

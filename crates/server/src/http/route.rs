@@ -33,6 +33,8 @@ pub struct Route {
     pub is_page: bool,
     /// Whether it is answered even when all ordinary connections are taken.
     pub is_in_reserve: bool,
+    /// Whether it is an attempt to buy, which may be counted when it is decided.
+    pub is_attempt: bool,
     pub(crate) endpoint: Endpoint,
     /// The handler's annotation, for `/openapi.json`.
     pub(crate) describe: fn() -> Description,
@@ -95,6 +97,7 @@ impl Route {
             can_be_unavailable: true,
             is_page: false,
             is_in_reserve: false,
+            is_attempt: false,
             endpoint,
             describe,
         }
@@ -128,6 +131,12 @@ impl Route {
     /// Answered even when all ordinary connections are taken (`serve.rs`).
     pub(crate) const fn in_reserve(mut self) -> Self {
         self.is_in_reserve = true;
+        self
+    }
+
+    /// An attempt to buy: the store may count it against the address limit when it decides it (`AddressLimits::admit`).
+    pub(crate) const fn of_attempts(mut self) -> Self {
+        self.is_attempt = true;
         self
     }
 

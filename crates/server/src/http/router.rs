@@ -211,7 +211,7 @@ impl Router {
         request: &mut Request<Body>,
     ) -> Result<(), Box<Response>> {
         if route.peer == PeerUse::AddressLimit {
-            let visitor = Visitor::admit(&self.app, peer, request.headers());
+            let visitor = Visitor::admit(&self.app, peer, request.headers(), route.is_attempt).await;
             let visitor = visitor.map_err(|error| Box::new(error.into_response()))?;
             request.extensions_mut().insert(visitor);
         }

@@ -39,6 +39,7 @@ pub(crate) struct Backlog {
     downstreams: Vec<String>,
     metrics: OperationsMetrics,
     read_at: Mutex<Option<Instant>>,
+    latest: parking_lot::Mutex<Option<Arc<BacklogCounts>>>,
 }
 
 impl Backlog {
@@ -52,6 +53,7 @@ impl Backlog {
                 .collect(),
             metrics: metrics.clone(),
             read_at: Mutex::default(),
+            latest: parking_lot::Mutex::default(),
         }
     }
 
@@ -70,13 +72,20 @@ impl Backlog {
         match counts {
             Ok(counts) => {
                 self.metrics.show_backlog(&counts);
+                *self.latest.lock() = Some(Arc::new(counts));
                 *read_at = Some(Instant::now());
             }
             Err(_) => {
                 self.metrics.hide_backlog();
+                *self.latest.lock() = None;
                 *read_at = None;
             }
         }
+    }
+
+    /// What was last read; `None` if the store did not answer, or nothing was read yet.
+    pub(crate) fn latest(&self) -> Option<Arc<BacklogCounts>> {
+        self.latest.lock().clone()
     }
 
     /// One statement after the other, so that a scrape occupies one connection.

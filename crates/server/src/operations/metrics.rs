@@ -16,7 +16,7 @@ use weir_store_redis::ScriptCounts;
 use crate::telemetry::labels::DownstreamLabels;
 
 /// How many topics have their dead letters counted.
-pub(super) const TOPICS_COUNTED: usize = 3;
+pub(crate) const TOPICS_COUNTED: usize = 3;
 
 /// Clones share the metrics.
 #[derive(Clone, Debug, Default)]
@@ -100,13 +100,13 @@ struct TopicLabels {
 }
 
 /// What there is to do, and what was given up.
-pub(super) struct BacklogCounts {
-    pub(super) jobs: Vec<JobCounts>,
+pub(crate) struct BacklogCounts {
+    pub(crate) jobs: Vec<JobCounts>,
     /// How long the oldest request has waited to be published to the broker.
-    pub(super) oldest_pending: Duration,
-    pub(super) dead_requests: u64,
+    pub(crate) oldest_pending: Duration,
+    pub(crate) dead_requests: u64,
     /// Dead letters of each topic.
-    pub(super) dead_letters: [(&'static str, u64); TOPICS_COUNTED],
+    pub(crate) dead_letters: [(&'static str, u64); TOPICS_COUNTED],
 }
 
 impl OperationsMetrics {
@@ -214,7 +214,7 @@ impl BacklogMetrics {
 }
 
 /// The default downstream has an empty name in the store.
-fn shown_name(downstream: &str) -> String {
+pub(crate) fn shown_name(downstream: &str) -> String {
     if downstream.is_empty() { "default".to_owned() } else { downstream.to_owned() }
 }
 

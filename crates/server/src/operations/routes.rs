@@ -20,7 +20,9 @@ use super::clocks::ClockState;
 use super::health::EngineCheck;
 use crate::app::App;
 use crate::http::body::Json;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
+use crate::http::page_files;
 use crate::telemetry::metrics::MetricsFormat;
 
 const DOCS: &str = include_str!("../../assets/docs.html");
@@ -203,17 +205,42 @@ pub(crate) async fn get_docs() -> impl IntoResponse {
     page(DOCS)
 }
 
-/// Open the start page.
+/// Open the console.
 ///
-/// The status of this server at a glance, a first call to copy, and where to go next.
+/// The operators' console: what this server decides now, why somebody was denied, and what is stuck. It asks for the admin key or
+/// a token with the scope `admin` or `admin:read`, and loads nothing from elsewhere. A binary that was built without it shows a
+/// page with a first call to copy.
 #[utoipa::path(
     get,
     path = "/",
     tag = "operations",
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
-pub(crate) async fn get_index() -> impl IntoResponse {
-    page(INDEX)
+pub(crate) async fn get_index() -> Response {
+    page_files::find("console.html").unwrap_or_else(|| page(INDEX).into_response())
+}
+
+/// Get an asset of the console.
+///
+/// Scripts, styles and pictures. Their names change with their contents, so they may be cached for ever.
+#[utoipa::path(
+    get,
+    path = "/assets/{file}",
+    tag = "operations",
+    params(("file" = String, Path, description = "A file's name.", example = "console.js")),
+    responses(
+        (
+            status = 200,
+            description = "The file.",
+            content((String = "text/javascript"), (String = "text/css"), (String = "image/svg+xml")),
+        ),
+        (status = 404, description = "There is no such file."),
+    ),
+)]
+pub(crate) async fn get_index_asset(PathParam(name): PathParam) -> Response {
+    name.ok()
+        .and_then(|name| page_files::find(&format!("assets/{name}")))
+        .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }
 
 fn page(html: &'static str) -> ([(HeaderName, &'static str); 3], &'static str) {

@@ -7,6 +7,7 @@ use prometheus_client::registry::Registry;
 use weir_store::Result;
 use weir_store::quota::{CacheMetrics, SendOutcome};
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::OutcomeLabels;
 
 /// Metrics of quota. The counter of each outcome is looked up once, so that counting a send is one addition. Clones share
@@ -78,6 +79,15 @@ impl QuotaMetrics {
             "Messages claimed by the sender, by outcome; one that is tried again is counted each time",
             self.deliveries.clone(),
         );
+    }
+
+    /// All sends so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        DecisionTotals {
+            allowed: self.accepted.get() + self.replayed.get(),
+            denied: self.denied.get() + self.denied_from_cache.get() + self.key_conflict.get(),
+            failed: self.failed.get(),
+        }
     }
 
     /// Counts a send that the store decided, or failed to decide.

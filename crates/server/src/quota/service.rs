@@ -17,6 +17,7 @@ use super::send_keys::{HashKeySource, send_key};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::near_limits::{LimitDecision, NearLimits};
 
 pub struct QuotaService {
     store: Arc<dyn QuotaStore>,
@@ -25,6 +26,7 @@ pub struct QuotaService {
     hash_key: HashKeySource,
     timeout: Duration,
     metrics: QuotaMetrics,
+    near_limits: Arc<NearLimits>,
 }
 
 impl QuotaService {
@@ -48,8 +50,8 @@ impl QuotaService {
             Arc::clone(&engines.store.limit_changes),
             Arc::clone(&engines.store.steady_clock),
         );
-        let metrics = metrics.quota.clone();
-        Self { store, lanes, denials, hash_key, timeout: settings.http.timeout, metrics }
+        let (near_limits, metrics) = (Arc::clone(&metrics.near_limits), metrics.quota.clone());
+        Self { store, lanes, denials, hash_key, timeout: settings.http.timeout, metrics, near_limits }
     }
 
     pub(crate) fn denials(&self) -> Arc<DenialCache> {
@@ -92,6 +94,7 @@ impl QuotaService {
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
         if let Some(denied) = self.denials.get(&send.user) {
             SendDeniedFromCache.emit(&self.metrics);
+            self.remember(&send.user, &denied);
             return Ok(denied);
         }
         let (user, query) = (send.user.clone(), self.denials.begin_query());
@@ -100,8 +103,36 @@ impl QuotaService {
         if let Ok(denied @ SendOutcome::Denied { .. }) = &outcome {
             self.denials.record(query, &user, denied);
         }
-        SendDecided { outcome: &outcome }.emit(&self.metrics);
+        self.record(&user, &outcome);
         outcome
+    }
+
+    fn record(&self, user: &UserId, outcome: &Result<SendOutcome>) {
+        SendDecided { outcome }.emit(&self.metrics);
+        if let Ok(outcome) = outcome {
+            self.remember(user, outcome);
+        }
+    }
+
+    /// Remembers a user who is near the limit, for operators.
+    fn remember(&self, user: &UserId, outcome: &SendOutcome) {
+        let (limits, remaining, at, until, is_denied) = match outcome {
+            SendOutcome::Accepted { limits, grant, at, .. } => {
+                (limits, grant.remaining, *at, grant.reset_at, false)
+            }
+            SendOutcome::Denied { limits, denial, at } => (limits, 0, *at, at.plus(denial.retry_after), true),
+            _ => return,
+        };
+        self.near_limits.record(&LimitDecision {
+            capability: "quota",
+            limit_name: "quota",
+            key: user.as_str(),
+            limit: limits.rate_limit(),
+            remaining,
+            is_denied,
+            at,
+            until: Some(until),
+        });
     }
 
     /// Decides a send that may be repeated with the same key. A key that was used is answered even over the limit, so the denial
@@ -109,8 +140,9 @@ impl QuotaService {
     pub async fn send_once(&self, mut send: SendMessage, key: &IdempotencyKey) -> Result<SendOutcome> {
         let hash_key = (self.hash_key)().await?;
         send.key = Some(send_key(&hash_key, &send.user, key, &send.message));
-        let outcome = self.lanes.submit(send.user.clone().as_str(), send).await;
-        SendDecided { outcome: &outcome }.emit(&self.metrics);
+        let user = send.user.clone();
+        let outcome = self.lanes.submit(user.as_str(), send).await;
+        self.record(&user, &outcome);
         outcome
     }
 

@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_core::request::state::RequestStatus;
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::{DownstreamLabels, OutcomeLabels};
 
 /// Metrics of request. Clones share them.
@@ -85,6 +86,16 @@ impl AcceptMetrics {
         self.read_latency_seconds.observe(duration.as_secs_f64());
     }
 
+    /// All submissions so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        let of = |outcome| self.accepts.get_or_create(&OutcomeLabels { outcome }).get();
+        DecisionTotals {
+            allowed: of("accepted") + of("replayed"),
+            denied: of("limited") + of("conflict") + of("switched_off"),
+            failed: of("failed"),
+        }
+    }
+
     /// Counts one submission. `outcome` is one of a few fixed words.
     pub fn record(&self, outcome: &'static str, duration: Duration) {
         self.accepts.get_or_create(&OutcomeLabels { outcome }).inc();
@@ -132,8 +143,8 @@ impl FinishedMetrics {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn count(&self, status: RequestStatus) -> u64 {
+    /// How many requests have ended with a status.
+    pub(crate) fn count(&self, status: RequestStatus) -> u64 {
         self.0.get_or_create(&StatusLabels { status: status.as_str() }).get()
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod callback;
 pub(crate) mod cancel;
 pub(crate) mod events;
+pub(crate) mod operators;
 pub(crate) mod rollout;
 pub(crate) mod submit;
 pub(crate) mod tenants;
@@ -20,7 +21,7 @@ use utoipa::{IntoParams, ToSchema};
 use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, TenantId};
 use weir_queue::rfc3339;
-use weir_store::request::{Request, RequestPage};
+use weir_store::request::{Request, RequestFilter, RequestPage};
 
 use super::events::{ResultEncodingFailed, ResultUnreadable};
 use super::service::RequestService;
@@ -159,7 +160,8 @@ pub(crate) async fn list_requests(
     let limit = parse_limit(query.limit.as_deref())?;
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
     // One more than requested shows whether there is a next page.
-    let RequestPage { requests, next_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
+    let filter = RequestFilter::of_tenant(&tenant, status);
+    let RequestPage { requests, next_before } = app.requests.list(&filter, before, limit + 1).await?;
     let items = requests.into_iter().map(|request| summarize(app.requests.open_texts(request))).collect();
     let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
     Ok(Json(page.or_next_cursor(next_before.map(|id| id.to_string()))))

@@ -5,6 +5,7 @@ mod cached;
 pub(crate) mod dead_letters;
 pub(crate) mod hub;
 pub(crate) mod key_check;
+pub(crate) mod operators;
 pub(crate) mod rollout;
 pub(crate) mod tenants;
 #[cfg(test)]
@@ -20,8 +21,8 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp, TraceContext};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, CancelOutcome, Failure, PlainKeysRefused, Request, RequestPage,
-    RequestStore, Sealed, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, CancelOutcome, Failure, PlainKeysRefused, Request, RequestFilter,
+    RequestPage, RequestStore, Sealed, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Lanes, Result};
 
@@ -264,15 +265,14 @@ impl RequestService {
         found
     }
 
-    /// Lists a tenant's requests, the newest first.
+    /// Lists requests that match, the newest first.
     pub async fn list(
         &self,
-        tenant: &TenantId,
-        status: Option<RequestStatus>,
+        filter: &RequestFilter,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<RequestPage> {
-        within(self.timeout, self.store.list_requests(tenant, status, before, limit)).await
+        within(self.timeout, self.store.list_requests(filter, before, limit)).await
     }
 
     /// Decrypts the result of a request.

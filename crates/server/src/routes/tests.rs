@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use http::Method;
 
 use super::routes;
+use crate::telemetry::decisions::capability_of;
 
 #[test]
 fn no_two_routes_of_the_table_match_the_same_request() {
@@ -16,6 +17,14 @@ fn no_two_routes_of_the_table_match_the_same_request() {
             paths.insert(route.path, ()).unwrap_or_else(|problem| panic!("{route:?}: {problem}"));
         }
     }
+}
+
+#[test]
+fn every_route_whose_latency_is_counted_exists() {
+    let known = routes();
+    let counted = known.iter().filter(|route| capability_of(route.path).is_some());
+    let paths: HashSet<_> = counted.map(|route| route.path).collect();
+    assert_eq!(paths.len(), 9, "{paths:?}");
 }
 
 #[test]

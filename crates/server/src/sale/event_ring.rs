@@ -5,12 +5,19 @@
 //! subscription. At a low rate of purchases every stock is published; in a flood only the newest, a few times a second. A
 //! change of state is published at once, after the stock that led to it.
 //!
-//! Ids only grow, also over a restart: they start at the time of the start in microseconds. An id of an earlier process is
-//! older than the ring, so its subscription gets the present state and no past events.
+//! Servers on one Redis share a log of events: what is published is appended there, and the ring has what the log has, in its
+//! order and with its ids. So a client may continue on any server. Without such a log the ring is the log, and its ids begin
+//! with the time of the start; those of another process are unknown.
+//!
+//! A subscription begins with what the events up to the latest have told, and not with what this server knows by now. So no
+//! stock is ever followed by a greater one.
+
+mod tracked_sale;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::{Mutex, RwLock};
@@ -18,32 +25,57 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::{EndReason, SaleState, Sku};
+use weir_core::sale::{EndReason, SaleChange, SaleStage, Sku};
+use weir_store::Result;
+use weir_store::sale::{EventId, EventPage, LoggedEvent, Product, Publication, SaleStore};
+
+use self::tracked_sale::TrackedSale;
+use super::events::PublishFailed;
 
 /// Events in the ring.
 const HISTORY_MAX: usize = 1_024;
-/// Stocks of one sale that are published one by one before the throttle defers them.
-const BURST: u32 = 20;
-/// How often deferred stocks are published, and how often the throttle permits one more.
-const INTERVAL: Duration = Duration::from_millis(50);
+/// How long the server that sold has to publish it in the shared log before another one does.
+const SELLER_PUBLISHES_FOR: Duration = Duration::from_millis(100);
+/// The pause after the log could not be used.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+/// How often the log is read for a subscription because newer events have arrived before the reply.
+const READS_MAX: usize = 5;
+
+/// How a server has learned of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It was made or found out here: this server publishes it.
+    Here,
+    /// Another server has made it, and is publishing it.
+    Elsewhere,
+}
 
 /// A serialized event.
 #[derive(Clone, Debug)]
 struct RingEvent {
-    id: u64,
+    id: EventId,
     sku: Sku,
     frame: Bytes,
 }
 
 /// Publishes events and holds the last ones.
-#[derive(Debug)]
-pub struct EventRing {
+pub(crate) struct EventRing {
     ring: RwLock<RingBuffer>,
-    throttles: Mutex<HashMap<Sku, StockThrottle>>,
-    latest_id: watch::Sender<u64>,
-    /// Notified when a stock is deferred.
-    deferred: Notify,
+    /// Locked before the ring: what a sale's events have told belongs to the latest event of the ring.
+    sales: Mutex<HashMap<Sku, TrackedSale>>,
+    latest_id: watch::Sender<EventId>,
+    /// The store whose log other servers share, if it has one.
+    log: Option<Arc<dyn SaleStore>>,
+    /// Held during a call of the log.
+    log_calls: tokio::sync::Mutex<()>,
+    /// Whether the ring has what the log had at some time. Always true without a shared log.
+    was_read: AtomicBool,
+    /// Whether events of the log were missed.
+    is_behind: AtomicBool,
+    /// Notified when there may be something to publish, or to read.
+    due: Notify,
     streams: Gauge,
     /// Notified when a subscription starts.
     subscribed: Notify,
@@ -53,17 +85,8 @@ pub struct EventRing {
 #[derive(Debug)]
 struct RingBuffer {
     events: VecDeque<RingEvent>,
-    /// The id of the last event that was dropped because the ring was full.
-    dropped_id: u64,
-}
-
-/// A token bucket for the stocks of one sale.
-#[derive(Debug)]
-struct StockThrottle {
-    tokens: u32,
-    refilled_at: Instant,
-    /// The newest stock that was not published.
-    deferred: Option<u32>,
+    /// The last event that is no longer in the ring.
+    dropped_id: EventId,
 }
 
 #[derive(Serialize)]
@@ -81,89 +104,270 @@ struct StateData<'a> {
 }
 
 impl EventRing {
-    /// Creates an empty ring. `streams` is the number of subscriptions, `published` that of events.
+    /// Creates an empty ring. `log` is the store, if its servers share a log; `streams` is the number of subscriptions,
+    /// `published` that of events.
     #[must_use]
-    pub fn new(streams: Gauge, published: Counter) -> Self {
+    pub(crate) fn new(log: Option<Arc<dyn SaleStore>>, streams: Gauge, published: Counter) -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let first = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
+        let epoch = if log.is_some() { 0 } else { u64::try_from(since_epoch.as_micros()).unwrap_or(0) };
+        let first = EventId { epoch, number: 0 };
         Self {
             ring: RwLock::new(RingBuffer { events: VecDeque::new(), dropped_id: first }),
-            throttles: Mutex::default(),
+            sales: Mutex::default(),
             latest_id: watch::Sender::new(first),
-            deferred: Notify::new(),
+            was_read: AtomicBool::new(log.is_none()),
+            log,
+            log_calls: tokio::sync::Mutex::default(),
+            is_behind: AtomicBool::new(false),
+            due: Notify::new(),
             streams,
             subscribed: Notify::new(),
             published,
         }
     }
 
-    /// Publishes how many units are left: now or, in a flood, within [`INTERVAL`].
-    pub fn publish_stock(&self, sku: &Sku, stock: u32) {
-        let mut throttles = self.throttles.lock();
-        let throttle = throttles.entry(sku.clone()).or_insert_with(|| StockThrottle::new(Instant::now()));
-        if throttle.take(Instant::now()) {
-            self.push_stock(sku, stock);
-        } else if throttle.deferred.replace(stock).is_none() {
-            self.deferred.notify_one();
+    /// Publishes the state and stock of a product whose listeners knew `from` unless they know more: now or, in a flood of
+    /// purchases, within a moment.
+    pub(crate) fn publish(&self, product: &Product, from: SaleStage, origin: Origin) {
+        let mut sales = self.sales.lock();
+        let new = || TrackedSale::new(product.id, product.sale.terms.initial_stock, from);
+        let sale = sales.entry(product.sku.clone()).or_insert_with(new);
+        if sale.product < product.id {
+            *sale = new();
+        } else if sale.product > product.id {
+            return;
         }
-    }
-
-    /// Publishes a new state at once, after a deferred stock.
-    pub fn publish_state(&self, sku: &Sku, state: SaleState) {
-        let mut throttles = self.throttles.lock();
-        if let Some(stock) = throttles.get_mut(sku).and_then(|throttle| throttle.deferred.take()) {
-            self.push_stock(sku, stock);
+        let now = Instant::now();
+        let is_shared = self.log.is_some();
+        let grace =
+            if is_shared && origin == Origin::Elsewhere { SELLER_PUBLISHES_FOR } else { Duration::ZERO };
+        sale.aim_at(product, now + grace);
+        if is_shared || !sale.is_due(now) {
+            self.due.notify_one();
+        } else {
+            self.append(&product.sku, sale);
         }
-        if let SaleState::Ended(_) = state {
-            throttles.remove(sku);
-        }
-        let reason = state.end_reason().map(EndReason::as_str);
-        self.push(sku, "state-change", &StateData { sku: sku.as_str(), state: state.as_str(), reason });
     }
 
     /// Removes the events of a deleted product. A later product with the same sku is another sale.
-    pub fn remove(&self, sku: &Sku) {
-        self.throttles.lock().remove(sku);
+    pub(crate) fn remove(&self, sku: &Sku) {
+        self.sales.lock().remove(sku);
         self.ring.write().events.retain(|event| event.sku != *sku);
     }
 
-    /// Publishes deferred stocks a few times a second, until the server stops.
-    pub async fn publish_deferred(self: Arc<Self>, closing: CancellationToken) {
+    /// Publishes what is due, until the server stops.
+    pub(crate) async fn run(self: Arc<Self>, closing: CancellationToken) {
         loop {
+            let due_at = self.sales.lock().values().filter_map(TrackedSale::due_at).min();
+            let timer = async {
+                match due_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                () = self.deferred.notified() => {}
+                () = self.due.notified() => {}
+                () = timer => {}
                 () = closing.cancelled() => return,
             }
-            tokio::time::sleep(INTERVAL).await;
-            for (sku, throttle) in self.throttles.lock().iter_mut() {
-                if let Some(stock) = throttle.deferred.take() {
-                    self.push_stock(sku, stock);
-                }
+            if let Err(error) = self.publish_due().await {
+                PublishFailed { error: &error }.emit();
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }
         }
     }
 
-    /// Subscribes to one sale, or to all. `last_id` is the last id that a reconnecting caller has received. Also returns the id
-    /// for the event with the present state: the subscription continues after that id.
+    async fn publish_due(&self) -> Result<()> {
+        let publications = self.take_due();
+        let Some(log) = &self.log else { return Ok(()) };
+        if publications.is_empty() && !self.is_behind.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let _turn = self.log_calls.lock().await;
+        self.call_log(&**log, &publications).await
+    }
+
+    /// Appends what is due to the ring or, with a shared log, returns it.
+    fn take_due(&self) -> Vec<Publication> {
+        let (now, mut publications) = (Instant::now(), Vec::new());
+        for (sku, sale) in self.sales.lock().iter_mut().filter(|(_, sale)| sale.due_at().is_some()) {
+            match sale.is_due(now) {
+                true if self.log.is_some() => publications.push(sale.publication(sku)),
+                true => self.append(sku, sale),
+                false => {}
+            }
+        }
+        publications
+    }
+
+    /// Publishes in the shared log, and reads what else it has. The caller holds `log_calls`.
+    async fn call_log(&self, log: &dyn SaleStore, publications: &[Publication]) -> Result<()> {
+        let after = self.was_read.load(Ordering::SeqCst).then(|| *self.latest_id.borrow());
+        self.is_behind.store(false, Ordering::SeqCst);
+        match log.publish_events(publications, after).await {
+            Ok(page) => {
+                self.apply_page(publications, page);
+                Ok(())
+            }
+            Err(error) => {
+                self.is_behind.store(true, Ordering::SeqCst);
+                Err(error)
+            }
+        }
+    }
+
+    fn apply_page(&self, publications: &[Publication], page: EventPage) {
+        let mut sales = self.sales.lock();
+        let before = *self.latest_id.borrow();
+        let was_read = self.was_read.swap(true, Ordering::SeqCst);
+        let is_missing = page.dropped.number > 0 && before < page.dropped;
+        if !was_read || is_missing || page.latest.epoch < before.epoch {
+            let mut ring = self.ring.write();
+            ring.events.clear();
+            ring.dropped_id = page.dropped;
+            self.latest_id.send_replace(page.dropped);
+        }
+        for event in page.events {
+            self.take_in(&mut sales, event, was_read);
+        }
+        if page.latest < *self.latest_id.borrow() {
+            // More has arrived through the channel meanwhile.
+            return;
+        }
+        self.latest_id.send_replace(page.latest);
+        for (publication, stage) in publications.iter().zip(page.stages) {
+            let Publication { sku, product, initial_stock, .. } = publication;
+            let new = || TrackedSale::new(*product, *initial_stock, stage);
+            let sale = sales.entry(sku.clone()).or_insert_with(new);
+            if sale.product == *product {
+                sale.record(stage);
+            }
+        }
+    }
+
+    /// Takes in events of the shared log that arrive through the channel.
+    pub(crate) fn apply_logged(&self, events: Vec<LoggedEvent>) {
+        let mut sales = self.sales.lock();
+        let (latest, was_read) = (*self.latest_id.borrow(), self.was_read.load(Ordering::SeqCst));
+        let Some(first) = events.first().map(|event| event.id) else { return };
+        if was_read && first.epoch == latest.epoch && first <= latest.next() {
+            for event in events {
+                self.take_in(&mut sales, event, true);
+            }
+        } else {
+            self.read_log();
+        }
+    }
+
+    /// Reads the log soon: events may have been missed.
+    pub(crate) fn read_log(&self) {
+        if self.log.is_some() {
+            self.is_behind.store(true, Ordering::SeqCst);
+            self.due.notify_one();
+        }
+    }
+
+    /// Adds an event of the log to the ring. With `is_new`, one that tells nothing new is left out: a log that Redis has lost
+    /// may begin with what listeners know.
+    fn take_in(&self, sales: &mut HashMap<Sku, TrackedSale>, event: LoggedEvent, is_new: bool) {
+        let LoggedEvent { id, sku, product, change, stage } = event;
+        if id <= *self.latest_id.borrow() {
+            return;
+        }
+        let is_news = match sales.get_mut(&sku) {
+            Some(sale) if sale.product == product => {
+                let is_news = !is_new || sale.is_news(&stage);
+                if is_news {
+                    sale.record(stage);
+                    sale.spend(usize::from(matches!(change, SaleChange::Stock(_))));
+                }
+                is_news
+            }
+            Some(sale) if sale.product > product => false,
+            _ => {
+                sales.extend(TrackedSale::confirmed(product, stage).map(|sale| (sku.clone(), sale)));
+                true
+            }
+        };
+        if is_news {
+            self.push(id, &sku, change);
+        } else {
+            self.latest_id.send_replace(id);
+        }
+    }
+
+    /// Appends the events that lead to the target of a sale.
+    fn append(&self, sku: &Sku, sale: &mut TrackedSale) {
+        for (change, stage) in sale.changes() {
+            let id = self.latest_id.borrow().next();
+            self.push(id, sku, change);
+            sale.record(stage);
+            sale.spend(usize::from(matches!(change, SaleChange::Stock(_))));
+        }
+    }
+
+    /// Prepares a subscription: reads the log as far as the caller has, and learns what it has told of the product.
+    pub(crate) async fn prepare(&self, product: &Product, last_id: Option<EventId>) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let is_confirmed = || {
+            let sales = self.sales.lock();
+            self.was_read.load(Ordering::SeqCst)
+                && sales.get(&product.sku).is_some_and(|sale| sale.product == product.id && sale.is_confirmed)
+        };
+        let is_prepared = || is_confirmed() && last_id.is_none_or(|id| id <= *self.latest_id.borrow());
+        if is_prepared() {
+            return Ok(());
+        }
+        let _turn = self.log_calls.lock().await;
+        let stage = product.sale.stage();
+        let sale = TrackedSale::new(product.id, product.sale.terms.initial_stock, stage);
+        for read in 0..READS_MAX {
+            // An id that no log has had is not waited for.
+            if is_prepared() || (read > 0 && is_confirmed()) {
+                break;
+            }
+            self.call_log(&**log, &[sale.publication(&product.sku)]).await?;
+        }
+        Ok(())
+    }
+
+    /// Subscribes to one sale, or to all. `last_id` is the last id that a reconnecting caller has received: the subscription
+    /// continues there, if that event is in the ring. Otherwise also returns the id of the latest event, and what the events up
+    /// to it have told of `product`.
     #[must_use]
-    pub fn subscribe(self: &Arc<Self>, sku: Option<Sku>, last_id: Option<u64>) -> (u64, SaleSubscription) {
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        sku: Option<Sku>,
+        last_id: Option<EventId>,
+        product: &Product,
+    ) -> (Option<(EventId, SaleStage)>, SaleSubscription) {
+        let mut sales = self.sales.lock();
         let changes = self.latest_id.subscribe();
-        let ring = self.ring.read();
         let latest = *self.latest_id.borrow();
-        let sent_id = last_id.filter(|id| (ring.dropped_id..=latest).contains(id)).unwrap_or(latest);
-        drop(ring);
+        let dropped = self.ring.read().dropped_id;
+        let resumed = last_id.filter(|id| (dropped..=latest).contains(id));
+        let initial = resumed.is_none().then(|| {
+            let new = || TrackedSale::new(product.id, product.sale.terms.initial_stock, product.sale.stage());
+            let sale = sales.entry(product.sku.clone()).or_insert_with(new);
+            if sale.product < product.id {
+                *sale = new();
+            }
+            (latest, sale.published)
+        });
+        drop(sales);
         self.streams.inc();
         self.subscribed.notify_waiters();
-        (sent_id, SaleSubscription { ring: Arc::clone(self), sku, sent_id, changes })
+        let sent_id = resumed.unwrap_or(latest);
+        (initial, SaleSubscription { ring: Arc::clone(self), sku, sent_id, changes })
     }
 
     #[must_use]
-    pub fn has_subscriptions(&self) -> bool {
+    pub(crate) fn has_subscriptions(&self) -> bool {
         self.streams.get() > 0
     }
 
     /// Returns when there is a subscription.
-    pub async fn wait_for_subscription(&self) {
+    pub(crate) async fn wait_for_subscription(&self) {
         loop {
             let subscribed = self.subscribed.notified();
             if self.has_subscriptions() {
@@ -173,29 +377,31 @@ impl EventRing {
         }
     }
 
-    fn push_stock(&self, sku: &Sku, stock: u32) {
-        self.push(sku, "stock-update", &StockData { sku: sku.as_str(), stock });
-    }
-
-    fn push(&self, sku: &Sku, event: &str, data: &impl Serialize) {
+    fn push(&self, id: EventId, sku: &Sku, change: SaleChange) {
+        let frame = match change {
+            SaleChange::Stock(stock) => frame(id, "stock-update", &StockData { sku: sku.as_str(), stock }),
+            SaleChange::State(state) => {
+                let reason = state.end_reason().map(EndReason::as_str);
+                frame(id, "state-change", &StateData { sku: sku.as_str(), state: state.as_str(), reason })
+            }
+        };
         let mut ring = self.ring.write();
-        let id = *self.latest_id.borrow() + 1;
         if ring.events.len() >= HISTORY_MAX
             && let Some(oldest) = ring.events.pop_front()
         {
             ring.dropped_id = oldest.id;
         }
-        ring.events.push_back(RingEvent { id, sku: sku.clone(), frame: frame(id, event, data) });
+        ring.events.push_back(RingEvent { id, sku: sku.clone(), frame });
         self.latest_id.send_replace(id);
         self.published.inc();
     }
 
     /// Returns the frames after an id and the id of the last event, or `None` if frames after `sent_id` are no longer in the
-    /// ring.
-    fn frames_after(&self, sent_id: u64, sku: Option<&Sku>) -> Option<(u64, Bytes)> {
+    /// ring, or if the log was begun anew with smaller ids.
+    fn frames_after(&self, sent_id: EventId, sku: Option<&Sku>) -> Option<(EventId, Bytes)> {
         let ring = self.ring.read();
         let latest = *self.latest_id.borrow();
-        if sent_id < ring.dropped_id {
+        if !(ring.dropped_id..=latest).contains(&sent_id) {
             return None;
         }
         let events =
@@ -213,42 +419,20 @@ impl EventRing {
     }
 }
 
-impl StockThrottle {
-    fn new(now: Instant) -> Self {
-        Self { tokens: BURST, refilled_at: now, deferred: None }
-    }
-
-    /// Takes a token if there is one. A token is added every [`INTERVAL`].
-    fn take(&mut self, now: Instant) -> bool {
-        let added = now.saturating_duration_since(self.refilled_at).as_millis() / INTERVAL.as_millis().max(1);
-        if added > 0 {
-            self.tokens = self.tokens.saturating_add(u32::try_from(added).unwrap_or(u32::MAX)).min(BURST);
-            self.refilled_at = now;
-        }
-        // A deferred stock is published first.
-        if self.tokens == 0 || self.deferred.is_some() {
-            return false;
-        }
-        self.tokens -= 1;
-        true
-    }
-}
-
 /// Formats an event of a stream. `data` is one line of JSON.
-pub(crate) fn frame(id: u64, event: &str, data: &impl Serialize) -> Bytes {
+pub(crate) fn frame(id: EventId, event: &str, data: &impl Serialize) -> Bytes {
     // Serializing strings and numbers to memory cannot fail.
     let data = serde_json::to_string(data).unwrap_or_default();
     Bytes::from(format!("event: {event}\nid: {id}\ndata: {data}\n\n"))
 }
 
 /// The position of one event stream in the ring.
-#[derive(Debug)]
 pub struct SaleSubscription {
     ring: Arc<EventRing>,
     sku: Option<Sku>,
     /// The id up to which frames were returned.
-    sent_id: u64,
-    changes: watch::Receiver<u64>,
+    sent_id: EventId,
+    changes: watch::Receiver<EventId>,
 }
 
 impl SaleSubscription {
@@ -273,123 +457,4 @@ impl Drop for SaleSubscription {
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    fn sku(text: &str) -> Sku {
-        Sku::parse(text).unwrap()
-    }
-
-    fn event_ring() -> Arc<EventRing> {
-        Arc::new(EventRing::new(Gauge::default(), Counter::default()))
-    }
-
-    /// Returns the stocks and states that a subscription receives without waiting.
-    fn received(subscription: &mut SaleSubscription) -> Vec<String> {
-        let mut received = Vec::new();
-        while let Some(frames) = subscription.next().now_or_never() {
-            let text = String::from_utf8(frames.expect("the subscription keeps up").to_vec()).unwrap();
-            for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
-                let data: serde_json::Value = serde_json::from_str(data).unwrap();
-                received.push(data.get("stock").unwrap_or(&data["state"]).to_string());
-            }
-        }
-        received
-    }
-
-    #[test]
-    fn at_a_low_rate_every_stock_is_published_and_a_state_follows_its_stock() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (_, mut subscription) = ring.subscribe(None, None);
-        for stock in (0..3).rev() {
-            ring.publish_stock(&w, stock);
-        }
-        ring.publish_state(&w, SaleState::Ended(EndReason::SoldOut));
-        assert_eq!(received(&mut subscription), ["2", "1", "0", "\"ENDED\""]);
-    }
-
-    #[test]
-    fn a_flood_is_throttled_and_neither_the_last_stock_nor_the_state_is_lost() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (_, mut subscription) = ring.subscribe(None, None);
-        for stock in (0..100_000).rev() {
-            ring.publish_stock(&w, stock);
-        }
-        ring.publish_state(&w, SaleState::Ended(EndReason::SoldOut));
-        let received = received(&mut subscription);
-        assert!(received.len() < 1_000, "{}", received.len());
-        assert_eq!(received[received.len() - 2..], ["0", "\"ENDED\""]);
-        assert!(received.windows(2).all(|pair| pair[0] != pair[1]));
-    }
-
-    #[tokio::test]
-    async fn a_deferred_stock_is_published_soon() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let closing = CancellationToken::new();
-        let publisher = tokio::spawn(Arc::clone(&ring).publish_deferred(closing.clone()));
-        let (_, mut subscription) = ring.subscribe(None, None);
-        for stock in (7..100_000).rev() {
-            ring.publish_stock(&w, stock);
-        }
-        let mut last = String::new();
-        while !last.contains("\"stock\":7}") {
-            last = String::from_utf8(subscription.next().await.unwrap().to_vec()).unwrap();
-        }
-        closing.cancel();
-        publisher.await.unwrap();
-    }
-
-    #[test]
-    fn a_reconnecting_subscription_gets_missed_events_once() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (first, mut subscription) = ring.subscribe(None, None);
-        ring.publish_stock(&w, 5);
-        assert_eq!(received(&mut subscription), ["5"]);
-        ring.publish_stock(&w, 4);
-        ring.publish_stock(&sku("X"), 9);
-        ring.publish_stock(&w, 3);
-        let (sent_id, mut back) = ring.subscribe(Some(w), Some(first + 1));
-        assert_eq!(sent_id, first + 1);
-        assert_eq!(received(&mut back), ["4", "3"]);
-        assert_eq!(received(&mut ring.subscribe(None, Some(first + 4)).1), Vec::<String>::new());
-    }
-
-    #[test]
-    fn ids_that_are_too_old_or_unknown_get_no_past_events() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (first, _) = ring.subscribe(None, None);
-        for _ in 0..HISTORY_MAX + 10 {
-            ring.publish_state(&w, SaleState::Active);
-        }
-        let latest = first + HISTORY_MAX as u64 + 10;
-        for last in [0, first, first + 9, latest + 1, u64::MAX] {
-            let (sent_id, mut subscription) = ring.subscribe(None, Some(last));
-            assert_eq!((sent_id, received(&mut subscription).len()), (latest, 0), "{last}");
-        }
-        assert_eq!(received(&mut ring.subscribe(None, Some(first + 10)).1).len(), HISTORY_MAX);
-    }
-
-    #[test]
-    fn a_subscription_that_falls_behind_is_dropped() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (_, mut slow) = ring.subscribe(None, None);
-        for _ in 0..=HISTORY_MAX {
-            ring.publish_state(&w, SaleState::Active);
-        }
-        assert_eq!(slow.next().now_or_never(), Some(None));
-        drop(slow);
-        assert!(!ring.has_subscriptions());
-    }
-
-    #[test]
-    fn events_of_a_deleted_product_are_not_sent_again() {
-        let (ring, w) = (event_ring(), sku("W"));
-        let (first, _) = ring.subscribe(None, None);
-        ring.publish_stock(&w, 1);
-        ring.publish_stock(&sku("X"), 2);
-        ring.remove(&w);
-        assert_eq!(received(&mut ring.subscribe(None, Some(first)).1), ["2"]);
-    }
-}
+mod tests;

@@ -225,6 +225,17 @@ impl RefreshFailed<'_> {
     }
 }
 
+/// Events could not be appended to the log that servers share. They are appended shortly after, when Redis answers.
+pub(super) struct PublishFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl PublishFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::debug!(error = %self.error.with_causes(), "cannot publish events of sales in Redis; retrying");
+    }
+}
+
 /// A state that is due was published but not saved.
 pub(super) struct StateSaveFailed<'a> {
     pub(super) error: &'a Error,

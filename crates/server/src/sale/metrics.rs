@@ -8,8 +8,9 @@ use prometheus_client::registry::Registry;
 use weir_core::sale::PurchaseRefusal;
 use weir_core::sale::anomaly::Pattern;
 use weir_store::Result;
-use weir_store::sale::{BuyOutcome, LedgerMetrics};
+use weir_store::sale::{BuyOutcome, LedgerMetrics, ThrottledBy};
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::OutcomeLabels;
 
 /// The rate from which the calls of an address are counted as fast: the one at which operators are alerted.
@@ -114,6 +115,16 @@ impl SaleMetrics {
         r.register("sale_queue_depth", depth, self.ledger.depth.clone());
     }
 
+    /// All attempts to buy so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        let denied = [&self.already_purchased, &self.sold_out, &self.not_active, &self.throttled];
+        DecisionTotals {
+            allowed: self.bought.get(),
+            denied: denied.into_iter().map(Counter::get).sum(),
+            failed: self.failed.get(),
+        }
+    }
+
     pub fn record_purchase(&self, outcome: &Result<BuyOutcome>) {
         match outcome {
             Ok(BuyOutcome::Bought { .. }) => &self.bought,
@@ -121,6 +132,8 @@ impl SaleMetrics {
             Ok(BuyOutcome::Refused(PurchaseRefusal::SoldOut)) => &self.sold_out,
             Ok(BuyOutcome::Refused(PurchaseRefusal::NotActive)) => &self.not_active,
             Ok(BuyOutcome::UnknownSku) => &self.unknown_sku,
+            Ok(BuyOutcome::Throttled { by: ThrottledBy::User, .. }) => &self.throttled,
+            Ok(BuyOutcome::Throttled { by: ThrottledBy::Address, .. }) => &self.address_limited,
             Err(_) => &self.failed,
         }
         .inc();

@@ -1,20 +1,17 @@
-//! The files of the sale page, embedded in the binary if they existed when it was built, and the policy that they run under.
-//! Where buyers face a challenge or are named by tokens, the shopper's page is told so in a `<meta>` tag.
+//! The sale page among the files of `http/page_files.rs`, and the policy that the shopper's page runs under. Where buyers face a challenge or are named by tokens, the shopper's page is told so in a `<meta>` tag.
 
+use axum::response::Response;
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::settings::challenge::ChallengeSettings;
 use super::settings::{BuyerIdentity, SaleSettings};
+use crate::http::page_files::{self, FILES, NO_REFERRER, POLICY};
 
-/// Paths below `web/dist`, and contents, in order of path.
-pub(super) const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
 /// The page that shoppers see.
-pub(super) const INDEX: &str = "index.html";
+const INDEX: &str = "index.html";
 const MISSING: &str = include_str!("../../assets/no-sale-page.html");
 
-/// Nobody learns from where the page was opened.
-const NO_REFERRER: &str = "no-referrer";
 /// Providers compare the site that asks for a token with those that its key is for.
 const SITE_AS_REFERRER: &str = "strict-origin";
 
@@ -23,18 +20,8 @@ const SITE_AS_REFERRER: &str = "strict-origin";
 pub(crate) struct SalePage {
     /// The shopper's page; `None` if the binary was built without it.
     index: Option<Bytes>,
-    policy: String,
     index_policy: String,
     index_referrer: &'static str,
-}
-
-/// A file and the headers that depend on the settings.
-#[derive(Debug)]
-pub(crate) struct PageFile<'a> {
-    pub(crate) name: &'static str,
-    pub(crate) content: Bytes,
-    pub(crate) policy: &'a str,
-    pub(crate) referrer: &'static str,
 }
 
 /// What the page is told.
@@ -60,41 +47,30 @@ impl SalePage {
         let (_, html) = FILES.iter().find(|(name, _)| *name == INDEX).copied().unzip();
         Self {
             index: html.map(|html| insert_settings(html, settings)),
-            policy: policy(None),
-            index_policy: policy(challenge),
+            index_policy: challenge.map_or_else(|| POLICY.to_owned(), policy),
             index_referrer: if challenge.is_some() { SITE_AS_REFERRER } else { NO_REFERRER },
         }
     }
 
-    /// Returns the shopper's page, or one that says how to build it.
-    pub(crate) fn index(&self) -> PageFile<'_> {
+    /// The response with the shopper's page, or with one that says how to build it.
+    pub(crate) fn index(&self) -> Response {
         let content = self.index.clone().unwrap_or(Bytes::from_static(MISSING.as_bytes()));
-        PageFile { name: INDEX, content, policy: &self.index_policy, referrer: self.index_referrer }
+        page_files::html_under(content, &self.index_policy, self.index_referrer)
     }
 
-    /// Returns a file by its exact path.
-    pub(crate) fn file(&self, name: &str) -> Option<PageFile<'_>> {
-        let index = FILES.binary_search_by_key(&name, |(name, _)| name).ok()?;
-        let &(name, content) = FILES.get(index)?;
-        if name == INDEX {
-            return Some(self.index());
-        }
-        let content = Bytes::from_static(content);
-        Some(PageFile { name, content, policy: &self.policy, referrer: NO_REFERRER })
+    /// The response with a file; `None` if there is none of exactly that name.
+    pub(crate) fn file(&self, name: &str) -> Option<Response> {
+        if name == INDEX { self.index.is_some().then(|| self.index()) } else { page_files::find(name) }
     }
 }
 
-/// Everything is loaded from this server and, with a challenge, from its provider. Providers do not say that their scripts work
-/// with trusted types, so those are required without a challenge only.
-fn policy(challenge: Option<&ChallengeSettings>) -> String {
-    let provider = challenge.map(|challenge| format!(" {}", challenge.sources())).unwrap_or_default();
-    let last = match challenge {
-        Some(_) => format!("; frame-src{provider}"),
-        None => "; require-trusted-types-for 'script'".to_owned(),
-    };
+/// Everything is loaded from this server and from the provider. Providers do not say that their scripts work with trusted types,
+/// so those are not required here.
+fn policy(challenge: &ChallengeSettings) -> String {
+    let provider = challenge.sources();
     format!(
-        "default-src 'none'; script-src 'self'{provider}; style-src 'self'{provider}; img-src 'self'{provider}; \
-         connect-src 'self'{provider}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'{last}"
+        "default-src 'none'; script-src 'self' {provider}; style-src 'self' {provider}; img-src 'self' {provider}; \
+         connect-src 'self' {provider}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; frame-src {provider}"
     )
 }
 
@@ -126,6 +102,7 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use http::header::CONTENT_SECURITY_POLICY;
     use url::Url;
 
     use super::super::settings::challenge::{KeyPair, Provider};
@@ -167,10 +144,11 @@ mod tests {
             policy.matches("https://challenges.cloudflare.com").count()
         );
         assert!(policy.starts_with("default-src 'none'; ") && !policy.contains("unsafe"), "{policy}");
-        assert!(!page.policy.contains("https://"), "the operator's page needs no provider");
         let without = SalePage::new(&settings(None, turnstile));
-        assert_eq!(without.index_policy, without.policy);
-        assert!(without.policy.contains("require-trusted-types-for 'script'"));
+        assert_eq!(without.index_policy, POLICY);
+        assert!(POLICY.contains("require-trusted-types-for 'script'"));
+        let Some(of_operators) = page.file("admin.html") else { return };
+        assert_eq!(of_operators.headers()[CONTENT_SECURITY_POLICY], POLICY, "it needs no provider");
     }
 
     #[test]
@@ -188,17 +166,5 @@ mod tests {
         let html = String::from_utf8(html.to_vec()).unwrap();
         assert!(html.contains(r"&quot;siteKey&quot;:&quot;\&quot;&gt;&lt;script&gt;&quot;"), "{html}");
         assert!(!html.contains("<script") && !html.contains("s3cret"), "{html}");
-    }
-
-    #[test]
-    fn files_are_found_only_by_their_exact_names() {
-        let page = SalePage::new(&settings(None, "https://a.example/"));
-        assert!(FILES.is_sorted_by_key(|(name, _)| name));
-        for (name, content) in FILES {
-            assert_eq!(page.file(name).unwrap().content, *content);
-        }
-        for other in ["", "../Cargo.toml", "assets/", "assets/../index.html", "/index.html", "INDEX.HTML"] {
-            assert!(page.file(other).is_none(), "{other}");
-        }
     }
 }

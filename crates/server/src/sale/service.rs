@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use weir_core::sale::{Sku, Terms, TermsChange};
+use weir_core::sale::{SaleStage, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, FoundPurchase, Product,
-    ProductId, Purchase, PurchasePosition, SaleStore,
+    AttemptLimits, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeleteOutcome, EndOutcome, EventId,
+    FoundPurchase, Product, ProductId, Purchase, PurchasePosition, SaleStore,
 };
-use weir_store::throttle::{Throttle, ThrottleDecision};
+use weir_store::throttle::{AddressLimit, Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
+use weir_store_redis::RedisAttempts;
 
 use super::anomalies::Anomalies;
 use super::challenge::Challenge;
-use super::event_ring::EventRing;
+use super::event_ring::{EventRing, Origin, SaleSubscription};
 use super::metrics::SaleMetrics;
 use super::page::SalePage;
 use super::view::{Lookup, SaleView};
@@ -31,6 +32,9 @@ pub struct SaleService {
     view: Arc<SaleView>,
     events: Arc<EventRing>,
     throttle: Option<Arc<dyn Throttle>>,
+    /// Counts attempts together with other servers.
+    together: Option<RedisAttempts>,
+    user_per_second: u32,
     challenge: Option<Challenge>,
     anomalies: Anomalies,
     page: SalePage,
@@ -44,7 +48,8 @@ impl SaleService {
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = engines.sales();
-        let events = Arc::new(EventRing::new(metrics.sale.streams.clone(), metrics.sale.events.clone()));
+        let log = store.has_event_log().then(|| Arc::clone(&store));
+        let events = Arc::new(EventRing::new(log, metrics.sale.streams.clone(), metrics.sale.events.clone()));
         let view = Arc::new(SaleView::new(
             Arc::clone(&store),
             engines.sales_clock(),
@@ -65,8 +70,8 @@ impl SaleService {
                 }
             }
         });
-        let per_second = settings.sale.user_per_second;
-        let throttle = engines.throttle(per_second, per_second);
+        let user_per_second = settings.sale.user_per_second;
+        let throttle = engines.throttle(user_per_second, user_per_second);
         let challenge = Challenge::new(&settings.sale, &metrics.sale);
         let page = SalePage::new(&settings.sale);
         let anomalies = Anomalies::new(Arc::clone(&engines.store.wall_clock), metrics.sale.clone());
@@ -78,6 +83,8 @@ impl SaleService {
             view,
             events,
             throttle,
+            together: engines.attempts(),
+            user_per_second,
             challenge,
             anomalies,
             page,
@@ -91,7 +98,7 @@ impl SaleService {
     pub fn run(&self, tasks: &TaskTracker, closing: &CancellationToken) {
         tasks.spawn(Arc::clone(&self.view).run_timer(closing.clone()));
         tasks.spawn(Arc::clone(&self.view).sync(closing.clone()));
-        tasks.spawn(Arc::clone(&self.events).publish_deferred(closing.clone()));
+        tasks.spawn(Arc::clone(&self.events).run(closing.clone()));
     }
 
     /// Returns a sale by its sku, or else the most relevant one, at most 100 ms old.
@@ -109,9 +116,16 @@ impl SaleService {
         }
     }
 
-    #[must_use]
-    pub const fn events(&self) -> &Arc<EventRing> {
-        &self.events
+    /// Subscribes to the events of one sale, or of all. A caller that returns with the id of its last event continues there if
+    /// possible; otherwise also returns what `product` was when the subscription begins, and the id of that moment.
+    pub async fn subscribe(
+        &self,
+        sku: Option<Sku>,
+        last_id: Option<EventId>,
+        product: &Product,
+    ) -> Result<(Option<(EventId, SaleStage)>, SaleSubscription)> {
+        within(self.timeout, self.events.prepare(product, last_id)).await?;
+        Ok(self.events.subscribe(sku, last_id, product))
     }
 
     /// Returns the challenge of buyers, if one is configured.
@@ -131,9 +145,17 @@ impl SaleService {
         &self.page
     }
 
-    /// Counts a buyer's attempt against the throttle. Returns `None` if no limit is configured.
-    pub fn attempt(&self, buyer: &UserId) -> Option<ThrottleDecision> {
-        let decision = self.throttle.as_ref()?.take(buyer.as_str());
+    /// Counts a buyer's attempt against the throttle of this server and, if that lets it pass, against that of all servers,
+    /// unless the store counts it when it decides it. Returns `None` if no limit is configured.
+    pub async fn attempt(&self, buyer: &UserId) -> Option<ThrottleDecision> {
+        let mut decision = self.throttle.as_ref()?.take(buyer.as_str());
+        let together = self.together.as_ref().filter(|together| !together.counts_purchases());
+        if let Some(together) = together
+            && decision.is_allowed
+            && let Some(wait) = together.count_user(buyer, self.user_per_second).await
+        {
+            decision = decision.refused_together(wait);
+        }
         if !decision.is_allowed {
             self.metrics.throttled.inc();
         }
@@ -145,11 +167,12 @@ impl SaleService {
         self.metrics.record_client(user_agent);
     }
 
-    /// Buys one unit. Fails when the lane is full or the store does not answer in time.
-    pub async fn buy(&self, buy: Buy) -> Result<BuyOutcome> {
-        let sku = buy.sku.clone();
+    /// Buys one unit. `address` is the limit by which the store counts the attempt of an address.
+    /// Fails when the lane is full or the store does not answer in time.
+    pub async fn buy(&self, sku: Sku, buyer: UserId, address: Option<AddressLimit>) -> Result<BuyOutcome> {
+        let limits = AttemptLimits { user_per_second: self.user_per_second, address };
         // The lane enforces the timeout.
-        let outcome = self.lanes.submit(sku.as_str(), buy).await;
+        let outcome = self.lanes.submit(sku.as_str(), Buy { sku: sku.clone(), buyer, limits }).await;
         self.metrics.record_purchase(&outcome);
         outcome
     }
@@ -273,6 +296,6 @@ fn record_stocks(view: &SaleView, outcomes: &[BuyOutcome]) {
         }
     }
     for (product, stock) in left {
-        view.record_stock(product, stock);
+        view.record_stock(product, stock, Origin::Here);
     }
 }

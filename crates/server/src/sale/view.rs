@@ -16,13 +16,13 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
-use weir_core::sale::{EndReason, SaleState, Sku};
+use weir_core::sale::{EndReason, Sale, SaleState, Sku};
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Product, ProductId, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleSnapshot, SaleStore};
 use weir_store::{Error, Result};
 
 use self::state::{ReadStart, ViewState};
-use super::event_ring::EventRing;
+use super::event_ring::{EventRing, Origin};
 
 /// The greatest age of the view on a shared store.
 const AGE_MAX: Duration = Duration::from_millis(100);
@@ -135,7 +135,7 @@ impl SaleView {
         let mut state = self.state.write();
         state.updated.retain(|_, at| at.elapsed() < UPDATED_FOR);
         state.updated.insert(product.sku.clone(), Instant::now());
-        self.merge(&mut state, product);
+        self.merge(&mut state, product, Origin::Here);
         drop(state);
         self.timer_reset.notify_one();
     }
@@ -150,7 +150,7 @@ impl SaleView {
     }
 
     /// Records that at most `stock` units of a product are left.
-    pub(crate) fn record_stock(&self, id: ProductId, stock: u32) {
+    pub(crate) fn record_stock(&self, id: ProductId, stock: u32, origin: Origin) {
         let mut state = self.state.write();
         let Some(product) = state.products.values().find(|product| product.id == id) else { return };
         let mut update = product.clone();
@@ -158,7 +158,7 @@ impl SaleView {
         // The last unit ends the sale whatever the time, and any unit shows that it has begun.
         update.sale.state = update.sale.state.max(SaleState::Active);
         update.sale.advance(Timestamp::from_micros(i64::MIN));
-        self.merge(&mut state, update);
+        self.merge(&mut state, update, origin);
     }
 
     /// Reads the store if the view is outdated.
@@ -216,7 +216,7 @@ impl SaleView {
         state.read_at = (state.invalidations == start.invalidations).then_some(start.at);
         state.sync_time(snapshot.now);
         for product in snapshot.products {
-            self.merge(&mut state, product);
+            self.merge(&mut state, product, Origin::Elsewhere);
         }
         state.was_read = true;
         drop(state);
@@ -225,7 +225,7 @@ impl SaleView {
 
     /// Merges an update of a product into the view and publishes the difference. Updates may arrive out of order, so within one
     /// product nothing goes backwards. Its terms change before anything is sold; later only its end, to a later time.
-    fn merge(&self, state: &mut ViewState, update: Product) {
+    fn merge(&self, state: &mut ViewState, update: Product, origin: Origin) {
         let Some(product) = state.products.get_mut(&update.sku).filter(|product| product.id == update.id)
         else {
             let is_newer = state.products.get(&update.sku).is_none_or(|product| product.id < update.id);
@@ -233,13 +233,14 @@ impl SaleView {
                 self.events.remove(&update.sku);
                 // Created on another server and first seen after it began: nothing else publishes the state here.
                 if state.was_read && update.sale.state == SaleState::Active {
-                    self.events.publish_state(&update.sku, SaleState::Active);
+                    let from = Sale::new(update.sale.terms.clone()).stage();
+                    self.events.publish(&update, from, origin);
                 }
                 state.products.insert(update.sku.clone(), update);
             }
             return;
         };
-        let (sku, sold, before) = (update.sku, product.sale.sold, product.sale.state);
+        let (from, sold, before) = (product.sale.stage(), product.sale.sold, product.sale.state);
         let was_extended = update.sale.terms.end > product.sale.terms.end;
         if before == SaleState::Upcoming {
             product.sale.terms = update.sale.terms;
@@ -253,11 +254,8 @@ impl SaleView {
             SaleState::Ended(_) => before,
             SaleState::Upcoming | SaleState::Active => before.max(update.sale.state),
         };
-        if product.sale.sold > sold {
-            self.events.publish_stock(&sku, product.sale.stock());
-        }
-        if product.sale.state != before {
-            self.events.publish_state(&sku, product.sale.state);
+        if product.sale.stage() != from {
+            self.events.publish(product, from, origin);
         }
     }
 

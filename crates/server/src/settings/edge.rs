@@ -36,6 +36,11 @@ const NETWORKS: &str = "a list of addresses and networks such as 10.0.0.0/8";
 const MAX: u32 = 1_000_000;
 
 impl EdgeSettings {
+    /// Returns how many requests of one address may come at once.
+    pub(crate) const fn burst(&self) -> u32 {
+        self.per_ip_burst.saturating_add(1)
+    }
+
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let or_nothing = format!("{NETWORKS}, or nothing");
         let mut settings = Self {

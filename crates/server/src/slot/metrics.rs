@@ -5,6 +5,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use weir_store::slot::AssignOutcome;
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::OutcomeLabels;
 
 /// Metrics of slot. The counter of each outcome is looked up once. Clones share the values.
@@ -43,6 +44,15 @@ impl SlotMetrics {
         r.register("slot_assignments", "Events that asked for a slot, by outcome", self.assignments.clone());
         let dispatched = "Slots published when their scheduled time came";
         r.register("slot_dispatched", dispatched, self.dispatched.clone());
+    }
+
+    /// All assignments so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        DecisionTotals {
+            allowed: self.new.get() + self.existing.get(),
+            denied: self.exhausted.get(),
+            failed: self.failed.get(),
+        }
     }
 
     pub fn record_assignment(&self, outcome: &AssignOutcome) {

@@ -4,6 +4,7 @@
 mod exposition;
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
@@ -26,7 +27,9 @@ use crate::quota::metrics::QuotaMetrics;
 use crate::request::metrics::RequestMetrics;
 use crate::sale::metrics::SaleMetrics;
 use crate::slot::metrics::SlotMetrics;
+use crate::telemetry::decisions::{CAPABILITIES, CapabilityLatency, DecisionTotals};
 use crate::telemetry::labels::{OutcomeLabels, method_label};
+use crate::telemetry::near_limits::NearLimits;
 use crate::tier::metrics::TierMetrics;
 
 /// All metrics of the process, and the registry that prints them.
@@ -58,6 +61,10 @@ pub struct Metrics {
     pub long_lived: Gauge,
     shortages: Family<ShortageLabels, Counter>,
     spans: Family<OutcomeLabels, Counter>,
+    /// For the console; not shown by `/metrics`.
+    pub(crate) latency: CapabilityLatency,
+    /// As [`Self::latency`].
+    pub(crate) near_limits: Arc<NearLimits>,
 }
 
 /// A resource that ran out, so that a request was refused.
@@ -92,6 +99,10 @@ struct RouteLabels {
 struct LaneLabels {
     lane: &'static str,
 }
+
+/// The lanes of each capability, in the order of [`CAPABILITIES`].
+const LANES: [&[&str]; CAPABILITIES.len()] =
+    [&["quota"], &["slot"], &["request"], &["tier", "permit"], &["sale"]];
 
 /// An HTTP method, or `other` for one outside of the fixed set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -158,6 +169,8 @@ impl Metrics {
             long_lived: Gauge::default(),
             shortages: Family::default(),
             spans: Family::default(),
+            latency: CapabilityLatency::default(),
+            near_limits: Arc::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
@@ -232,6 +245,26 @@ impl Metrics {
         let labels = RequestLabels { method: MethodLabel::new(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
+        self.latency.record(route, took);
+    }
+
+    /// What each capability has decided since the start, in the order of [`CAPABILITIES`].
+    pub(crate) fn decisions(&self) -> [DecisionTotals; CAPABILITIES.len()] {
+        [
+            self.quota.decisions(),
+            self.slot.decisions(),
+            self.request.accept.decisions(),
+            self.tier.decisions(),
+            self.sale.decisions(),
+        ]
+    }
+
+    /// How many commands each capability's lanes last left waiting, in the same order.
+    pub(crate) fn waiting(&self) -> [u64; CAPABILITIES.len()] {
+        LANES.map(|names| {
+            let depth = |lane: &'static str| self.lane_depth.get_or_create(&LaneLabels { lane }).get();
+            names.iter().copied().map(depth).map(|depth| u64::try_from(depth).unwrap_or(0)).sum()
+        })
     }
 
     /// Returns the counter of spans with an outcome, one of a fixed set of words.

@@ -5,6 +5,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::telemetry::decisions::DecisionTotals;
 use crate::telemetry::labels::OutcomeLabels;
 
 /// Decisions by outcome. Handles are looked up once, so that counting costs one addition. Clones share the metrics.
@@ -75,6 +76,15 @@ impl TierMetrics {
         r.register("tier_unsaved", "Keys whose last change is not saved yet", self.unsaved.clone());
         let unsaved = "How long spending could not be saved, in seconds";
         r.register("tier_unsaved_seconds", unsaved, self.unsaved_seconds.clone());
+    }
+
+    /// All AI calls and checks so far.
+    pub(crate) fn decisions(&self) -> DecisionTotals {
+        DecisionTotals {
+            allowed: self.allowed.get() + self.disabled.get() + self.check_allowed.get(),
+            denied: self.denied_daily.get() + self.denied_minute.get() + self.check_denied.get(),
+            failed: self.failed.get() + self.check_failed.get(),
+        }
     }
 
     /// Raises the counter of decisions without Redis to their total since the start.

@@ -7,6 +7,7 @@ mod definition_sync;
 mod definitions;
 mod explanation;
 mod hold;
+mod key_states;
 mod limits;
 mod permits;
 mod subscriptions;
@@ -28,6 +29,7 @@ use weir_store::{Batch, Error, Lanes, Result};
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
+pub(crate) use self::key_states::KeyState;
 pub(crate) use self::limits::{Check, CheckOptions, CheckOutcome, CheckResult};
 pub(crate) use self::permits::ReleaseOutcome;
 use self::subscriptions::Subscriptions;
@@ -38,6 +40,7 @@ use super::settings::policy_input::PolicyDefinition;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::near_limits::NearLimits;
 use crate::tier::metrics::TierMetrics;
 
 /// Who makes an AI call.
@@ -107,6 +110,7 @@ pub struct TierService {
     permits: Lanes<TakePermits, TakenPermits>,
     settings: TierSettings,
     metrics: TierMetrics,
+    near_limits: Arc<NearLimits>,
     task: Mutex<Option<JoinHandle<()>>>,
     /// Deletes permits that nobody has heard of.
     voiding: Mutex<Option<JoinHandle<()>>>,
@@ -188,6 +192,7 @@ impl TierService {
             permits,
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
+            near_limits: Arc::clone(&metrics.near_limits),
             task: Mutex::default(),
             voiding: Mutex::new(Some(voiding)),
         }
@@ -243,6 +248,7 @@ impl TierService {
             taken => taken?,
         };
         let headers = TierHeaders::after(limits, &taken.spent, &taken.decision, taken.now);
+        self.remember_tier(caller.user, rule, &taken);
         Ok(match taken.decision {
             Decision::Allowed => {
                 CallDecided::Allowed.emit(&self.metrics);

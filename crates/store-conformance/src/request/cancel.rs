@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::request::state::{Callback, RequestStatus, TransitionError};
-use weir_store::request::{CallbackOutcome, CancelOutcome, Submit, SubmitOutcome};
+use weir_store::request::{CallbackOutcome, CancelOutcome, RequestFilter, Submit, SubmitOutcome};
 
 use super::fixtures::{
     URL, accept_one, awaits_callback, call_back, callback_report, cancel, claim_named, create_dead_requests,
@@ -111,7 +111,8 @@ pub async fn a_cancelled_request_keeps_its_key_and_is_listed_and_purged<H: HasRe
     };
     assert_eq!((receipt.id, receipt.status), (id, RequestStatus::Cancelled));
     for (status, count) in [(RequestStatus::Cancelled, 1), (RequestStatus::FailedPermanent, 0)] {
-        let page = h.requests().list_requests(&sent.tenant, Some(status), None, 10).await;
+        let page =
+            h.requests().list_requests(&RequestFilter::of_tenant(&sent.tenant, Some(status)), None, 10).await;
         assert_eq!(page.expect("list_requests must succeed").requests.len(), count, "{status:?}");
     }
     let summary = h.requests().find_summaries(&[id]).await.expect("find_summaries must succeed");

@@ -9,7 +9,9 @@ use fastrand::Rng;
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, WorkerReport};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{ClaimOrder, DownstreamCapacity, JobReport, RequestStore, Submit, TenantCapacity};
+use weir_store::request::{
+    ClaimOrder, DownstreamCapacity, JobReport, RequestFilter, RequestStore, Submit, TenantCapacity,
+};
 
 use super::fixtures::{
     DAY, URL, callback_report, erase, next_id, now, policy, replay_one, replay_some, request_audit, room,
@@ -263,7 +265,8 @@ impl<H: HasRequests> Comparison<'_, H> {
         let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
         let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..RequestStatus::ALL.len())]);
         let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
-        let engine = self.engine.list_requests(&tenant, status, before, limit).await;
+        let engine =
+            self.engine.list_requests(&RequestFilter::of_tenant(&tenant, status), before, limit).await;
         let mut model = self.model.list(&tenant, status, before);
         model.truncate(limit);
         self.expect_equal(
@@ -292,7 +295,8 @@ impl<H: HasRequests> Comparison<'_, H> {
     async fn compare_all(&self) {
         for n in 0..2 {
             let tenant = tenant(&format!("tenant {n}"));
-            let engine = self.engine.list_requests(&tenant, None, None, usize::MAX).await;
+            let engine =
+                self.engine.list_requests(&RequestFilter::of_tenant(&tenant, None), None, usize::MAX).await;
             let (engine, model) =
                 (engine.expect("list_requests must succeed").requests, self.model.list(&tenant, None, None));
             self.expect_equal(&engine.len(), &model.len(), "the number of requests");

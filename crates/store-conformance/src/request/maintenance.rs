@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_core::RequestId;
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Callback, RequestStatus};
-use weir_store::request::{PendingRequest, RequestAudit, Rollout, RolloutChange, Submit};
+use weir_store::request::{PendingRequest, RequestAudit, RequestFilter, Rollout, RolloutChange, Submit};
 
 use super::fixtures::{
     DAY, DEFAULT_ROLLOUT, TENANT, accept_batch, accept_one, awaits_callback, call_back, callback_report,
@@ -39,7 +39,8 @@ async fn purge<H: HasRequests>(h: &H, keep: Duration, limit: usize) -> u64 {
 
 /// The ids of [`TENANT`]'s requests, the newest first.
 async fn request_ids<H: HasRequests>(h: &H) -> Vec<RequestId> {
-    let listed = h.requests().list_requests(&tenant(TENANT), None, None, usize::MAX).await;
+    let listed =
+        h.requests().list_requests(&RequestFilter::of_tenant(&tenant(TENANT), None), None, usize::MAX).await;
     listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
 }
 

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{LIST_SCAN_MAX, Request, RequestPage, Sealed, Submit};
+use weir_core::{RequestId, RequestType, Timestamp};
+use weir_store::request::{
+    LIST_SCAN_MAX, Request, RequestFilter, RequestPage, Sealed, Submit, UnfinishedRequest,
+};
 
 use super::fixtures::{
-    TENANT, URL, accept_batch, accept_one, create_dead_requests, get_request, next_id, rejection,
-    report_batch, report_one, submission, submission_for, submissions, submit_and_claim, success, tenant,
+    DOWNSTREAM, TENANT, URL, accept_batch, accept_one, create_dead_requests, get_request, next_id, now,
+    rejection, report_batch, report_one, submission, submission_for, submissions, submit_and_claim, success,
+    tenant,
 };
 use crate::HasRequests;
 
@@ -19,7 +22,8 @@ async fn page<H: HasRequests>(
     before: Option<RequestId>,
     limit: usize,
 ) -> Vec<RequestId> {
-    let listed = h.requests().list_requests(&tenant(TENANT), status, before, limit).await;
+    let listed =
+        h.requests().list_requests(&RequestFilter::of_tenant(&tenant(TENANT), status), before, limit).await;
     let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
     assert_eq!(next_before, None, "so few requests are read in one pass");
     requests.iter().map(|request| request.id).collect()
@@ -56,7 +60,11 @@ pub async fn a_listed_request_equals_the_found_one<H: HasRequests>() {
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     report_batch(&h, vec![success(&job)]).await;
     create_dead_requests(&h, vec![submission(&h, "l")]).await;
-    let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
+    let listed = h
+        .requests()
+        .list_requests(&RequestFilter::of_tenant(&tenant(TENANT), None), None, 10)
+        .await
+        .expect("an answer");
     assert_eq!(listed.requests.len(), 2);
     for request in listed.requests {
         let found = get_request(&h, request.id).await;
@@ -145,7 +153,10 @@ pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: Ha
     }
     others.sort_unstable();
     let list = async |status, before| {
-        let listed = h.requests().list_requests(&tenant(TENANT), Some(status), before, 5).await;
+        let listed = h
+            .requests()
+            .list_requests(&RequestFilter::of_tenant(&tenant(TENANT), Some(status)), before, 5)
+            .await;
         let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
         (requests.iter().map(|request| request.id).collect::<Vec<_>>(), next_before)
     };
@@ -181,7 +192,8 @@ pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {
     ];
     let ids: Vec<_> = accept_batch(&h, batch).await.iter().map(|receipt| receipt.id).collect();
     let list = async |name: &str| -> Vec<RequestId> {
-        let listed = h.requests().list_requests(&tenant(name), None, None, 10).await;
+        let listed =
+            h.requests().list_requests(&RequestFilter::of_tenant(&tenant(name), None), None, 10).await;
         listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
     };
     assert_eq!(list("acme").await, [ids[0]]);
@@ -189,4 +201,56 @@ pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {
     assert_eq!(list("Acme").await, [ids[2]]);
     assert_eq!(list("acme%").await, [ids[3]]);
     assert_eq!(list("nobody").await, []);
+}
+
+pub async fn a_list_of_every_tenant_can_be_filtered_by_type<H: HasRequests>() {
+    let h = H::open().await;
+    let payout = RequestType::parse("payout").expect("a valid type");
+    let batch = vec![
+        submission_for(&h, "acme", "1", "1"),
+        Submit { request_type: payout.clone(), ..submission_for(&h, "globex", "1", "1") },
+        Submit { request_type: payout.clone(), ..submission_for(&h, "acme", "2", "2") },
+    ];
+    let ids: Vec<_> = accept_batch(&h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let list = async |filter: RequestFilter, before, limit| -> Vec<RequestId> {
+        let listed = h.requests().list_requests(&filter, before, limit).await;
+        listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
+    };
+    let (all, of_type) = (
+        RequestFilter::default(),
+        RequestFilter { request_type: Some(payout.clone()), ..RequestFilter::default() },
+    );
+    assert_eq!(list(all.clone(), None, 10).await, [ids[2], ids[1], ids[0]], "of every tenant");
+    assert_eq!(list(all, Some(ids[2]), 1).await, [ids[1]], "in pages");
+    assert_eq!(list(of_type, None, 10).await, [ids[2], ids[1]]);
+    let of_both =
+        RequestFilter { request_type: Some(payout), ..RequestFilter::of_tenant(&tenant("acme"), None) };
+    assert_eq!(list(of_both, None, 10).await, [ids[2]]);
+    let done = RequestFilter { status: Some(RequestStatus::Completed), ..RequestFilter::default() };
+    assert_eq!(list(done, None, 10).await, []);
+}
+
+pub async fn unfinished_requests_come_with_their_jobs_the_longest_due_first<H: HasRequests>() {
+    let h = H::open().await;
+    let unfinished = async |downstream: &str, limit| -> Vec<UnfinishedRequest> {
+        h.requests().unfinished_requests(downstream, limit).await.expect("unfinished_requests must succeed")
+    };
+    assert_eq!(unfinished(DOWNSTREAM, 10).await, []);
+    let done = submit_and_claim(&h, submission(&h, "done")).await;
+    report_batch(&h, vec![success(&done)]).await;
+    let claimed = submit_and_claim(&h, submission(&h, "claimed")).await;
+    let first = accept_one(&h, submission(&h, "first")).await;
+    let due: Timestamp = now(&h);
+    h.clock().advance(Duration::from_secs(1));
+    let second = accept_one(&h, submission_for(&h, "rival", "second", "second")).await;
+    let found = unfinished(DOWNSTREAM, 10).await;
+    let ids: Vec<_> = found.iter().map(|one| (one.request.id, one.is_leased)).collect();
+    assert_eq!(ids, [(first, false), (second, false), (claimed.id, true)], "the lease ends last");
+    assert_eq!(found[0].claimable_at, due);
+    assert!(found[2].claimable_at > found[1].claimable_at);
+    let summary = get_request(&h, first).await;
+    let payload = Sealed { bytes: Vec::new(), ..summary.payload.clone() };
+    assert_eq!(found[0].request, Request { payload, result: None, ..summary });
+    assert_eq!(unfinished(DOWNSTREAM, 1).await.len(), 1);
+    assert_eq!(unfinished("another", 10).await, []);
 }

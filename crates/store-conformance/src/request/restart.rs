@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{RequestStatus, TransitionError};
-use weir_store::request::{Rollout, Submit};
+use weir_store::request::{RequestFilter, Rollout, Submit};
 
 use super::fixtures::{
     TENANT, URL, accept_batch, awaits_callback, change_rollout, claim_jobs, claim_one, create_dead_requests,
@@ -34,7 +34,8 @@ pub async fn everything_is_unchanged_after_a_restart<H: HasRequests>() {
     };
     change_rollout(&h, rollout_change(rollout)).await;
     let read = async |h: &H| {
-        let listed = h.requests().list_requests(&tenant(TENANT), None, None, 100).await;
+        let listed =
+            h.requests().list_requests(&RequestFilter::of_tenant(&tenant(TENANT), None), None, 100).await;
         let pending = h.requests().pending_requests(Duration::ZERO, 10).await;
         let rollout = h.requests().rollout().await;
         (

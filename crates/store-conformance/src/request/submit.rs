@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::RequestStatus;
 use weir_core::{IdempotencyKey, RequestType};
-use weir_store::request::{Request, Sealed, Submit, SubmitOutcome, SubmitReceipt};
+use weir_store::request::{Request, RequestFilter, Sealed, Submit, SubmitOutcome, SubmitReceipt};
 
 use super::fixtures::{
     DAY, TENANT, URL, accept_batch, accept_one, claim, claim_one, get_request, now, outcome_letters,
@@ -20,7 +20,11 @@ pub async fn a_new_engine_is_empty_and_its_clock_shows_the_start<H: HasRequests>
     let h = H::open().await;
     assert_eq!(now(&h), START);
     assert_eq!(request_audit(&h).await.accepted, 0);
-    let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
+    let listed = h
+        .requests()
+        .list_requests(&RequestFilter::of_tenant(&tenant(TENANT), None), None, 10)
+        .await
+        .expect("an answer");
     assert_eq!(listed.requests, []);
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, SaleState, Sku, Terms};
 use weir_core::{Clock, Timestamp, UserId};
-use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product, SaleStore};
+use weir_store::sale::{AttemptLimits, Buy, BuyOutcome, CreateOutcome, Product, SaleStore};
 
 use crate::HasSales;
 use crate::START;
@@ -28,7 +28,8 @@ pub fn terms_at(stock: u32, start: Timestamp, end: Timestamp) -> Terms {
 }
 
 pub fn buy_command(name: &str, buyer: &str) -> Buy {
-    Buy { sku: sku(name), buyer: UserId::parse(buyer).expect("the suite's buyers are valid") }
+    let buyer = UserId::parse(buyer).expect("the suite's buyers are valid");
+    Buy { sku: sku(name), buyer, limits: AttemptLimits::default() }
 }
 
 /// Commands of `count` buyers whose ids begin with `prefix`.
@@ -79,12 +80,12 @@ pub async fn buy_batch<H: HasSales>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
 pub fn receipts(outcomes: &[BuyOutcome]) -> Vec<PurchaseReceipt> {
     let receipt = |outcome: &BuyOutcome| match outcome {
         BuyOutcome::Bought { receipt, .. } => Some(*receipt),
-        BuyOutcome::Refused(_) | BuyOutcome::UnknownSku => None,
+        BuyOutcome::Refused(_) | BuyOutcome::UnknownSku | BuyOutcome::Throttled { .. } => None,
     };
     outcomes.iter().filter_map(receipt).collect()
 }
 
-/// Each outcome as a letter: Bought, Already purchased, Sold out, Not active, Unknown.
+/// Each outcome as a letter: Bought, Already purchased, Sold out, Not active, Unknown, Throttled.
 pub fn outcome_letters(outcomes: &[BuyOutcome]) -> String {
     let letter = |outcome: &BuyOutcome| match outcome {
         BuyOutcome::Bought { .. } => 'B',
@@ -92,6 +93,7 @@ pub fn outcome_letters(outcomes: &[BuyOutcome]) -> String {
         BuyOutcome::Refused(PurchaseRefusal::SoldOut) => 'S',
         BuyOutcome::Refused(PurchaseRefusal::NotActive) => 'N',
         BuyOutcome::UnknownSku => 'U',
+        BuyOutcome::Throttled { .. } => 'T',
     };
     outcomes.iter().map(letter).collect()
 }
@@ -106,7 +108,7 @@ pub async fn buy_each<H: HasSales>(h: &H, name: &str, buyers: &[&str]) -> String
 }
 
 pub async fn find_purchase<H: HasSales>(h: &H, name: &str, buyer: &str) -> Option<PurchaseReceipt> {
-    let Buy { sku, buyer } = buy_command(name, buyer);
+    let Buy { sku, buyer, .. } = buy_command(name, buyer);
     let found = h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed");
     found.map(|found| {
         assert_eq!(found.sku, sku, "the purchase of the product that was asked for");

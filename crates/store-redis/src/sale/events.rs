@@ -7,6 +7,7 @@ use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
 use super::SharedSales;
+use super::event_log::parse_events;
 use crate::pubsub::ChannelEvent;
 
 const CHANNEL: &str = "sale:events";
@@ -17,6 +18,10 @@ struct ChannelMessage {
     event: String,
     product: Option<String>,
     data: EventData,
+    /// With `log`: events of one epoch.
+    epoch: Option<String>,
+    #[serde(default)]
+    entries: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -64,14 +69,17 @@ impl SharedSales {
             }
             SaleEvent::Lost => self.is_subscribed.store(false, Ordering::SeqCst),
             SaleEvent::Sold { .. } => self.entry_added.notify_one(),
-            SaleEvent::StateChanged { .. } => {}
+            SaleEvent::StateChanged { .. } | SaleEvent::Logged(_) => {}
         }
     }
 }
 
 /// Parses a message. Returns `None` for one that no script publishes.
 fn parse(message: &[u8]) -> Option<SaleEvent> {
-    let ChannelMessage { event, product, data } = serde_json::from_slice(message).ok()?;
+    let ChannelMessage { event, product, data, epoch, entries } = serde_json::from_slice(message).ok()?;
+    if event == "log" {
+        return Some(SaleEvent::Logged(parse_events(&epoch?, &entries)?));
+    }
     let sku = Sku::parse(data.sku).ok()?;
     let product = || Some(ProductId(product?.parse().ok()?));
     match event.as_str() {

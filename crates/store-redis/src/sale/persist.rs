@@ -37,6 +37,8 @@ const POLL_SUBSCRIBED_EVERY: Duration = Duration::from_secs(2);
 const RECORD_PAGE: usize = 2_000;
 /// Purchases that a worker moves at once, and that one call removes from a stream.
 const PAGE: usize = 1_000;
+/// How often the number of waiting purchases is shown during a pause.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// Pauses after failures. While the whole store is down the last one repeats: no purchase is given up because of that.
 pub(super) const RETRY_PAUSES: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
@@ -126,11 +128,30 @@ impl RedisSales {
 }
 
 impl SharedSales {
-    /// Waits for `pause`, or without one until there may be a new purchase.
+    /// Waits for `pause`, or without one until there may be a new purchase. The number of purchases that wait is shown all the
+    /// while: it matters most while the store is down.
     async fn wait(&self, pause: Option<Duration>) {
-        tokio::time::sleep(pause.unwrap_or(POLL_EVERY)).await;
+        let until = Instant::now() + pause.unwrap_or(POLL_EVERY);
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            tokio::time::sleep(rest.min(SHOW_EVERY)).await;
+            if rest <= SHOW_EVERY {
+                break;
+            }
+            self.show_depth().await;
+        }
         if pause.is_none() && self.is_subscribed.load(Ordering::SeqCst) {
             let _ = tokio::time::timeout(POLL_SUBSCRIBED_EVERY, self.entry_added.notified()).await;
+        }
+    }
+
+    /// Shows how many purchases wait to be recorded. If Redis does not answer, the last number stays.
+    async fn show_depth(&self) {
+        let Ok(catalogue) = self.catalogue().await else { return };
+        let skus: Vec<Sku> = catalogue.into_keys().collect();
+        if let Ok(peeked) = self.peek(&skus).await {
+            let waiting: u64 = peeked.iter().map(|peeked| peeked.waiting).sum();
+            self.metrics.depth.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         }
     }
 
@@ -148,11 +169,13 @@ impl SharedSales {
         let calls: Vec<KeyCall> = skus.iter().map(|sku| sale_call(sku, Vec::new())).collect();
         let bounds = [&*PAGE.to_string(), &OWNER_RECORDS_FOR.as_millis().to_string()];
         let replies = self.call(Script::SaleRead, &bounds, &calls).await?;
+        let read = replies.iter().map(|reply| reply::parse_entries(reply).ok_or_else(malformed_reply));
+        let read = read.collect::<Result<Vec<_>>>()?;
+        let waiting: usize = read.iter().map(|(length, _)| length).sum();
+        // Before they are recorded: that fails while the store is down.
+        self.metrics.depth.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         let mut moved = 0;
-        let mut waiting = 0;
-        for (sku, reply) in skus.iter().zip(replies) {
-            let (length, entries) = reply::parse_entries(&reply).ok_or_else(malformed_reply)?;
-            waiting += length;
+        for (sku, (_, entries)) in skus.iter().zip(read) {
             moved += self.move_entries(sku, entries, refused).await?;
         }
         let remaining = waiting.saturating_sub(moved);

@@ -107,6 +107,7 @@ impl SharedSales {
             return Ok(in_store);
         }
         let in_redis = self.drop_sale(sku, id, false).await?;
+        self.remove_events(id).await;
         self.own_changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::{PurchaseReceipt, Sku};
+use weir_core::sale::{EndReason, PurchaseReceipt, Sku};
 use weir_core::{Timestamp, UserId};
 use weir_store::Result;
-use weir_store::sale::{Product, Purchase};
+use weir_store::sale::{Product, ProductId, Purchase};
 
 use super::{RedisSales, SharedSales, malformed_reply, reply, sale_call};
 use crate::script::Script;
@@ -23,20 +23,63 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 const IN_FLIGHT_FOR: Duration = Duration::from_secs(60);
 const PAGE: usize = 1_000;
 
+/// When each sale that has ended is compared for the last time.
+#[derive(Debug, Default)]
+struct FinalChecks {
+    /// `None` when it is done.
+    due: HashMap<ProductId, Option<Timestamp>>,
+    has_looked: bool,
+}
+
+impl FinalChecks {
+    /// Records that a sale was seen at `now`. The first look does not know when a sale that was sold out, or ended by an
+    /// operator, has ended: `compared` says so later.
+    fn see(&mut self, product: &Product, now: Timestamp) {
+        let ended_at = match product.sale.state.end_reason() {
+            None => return,
+            Some(EndReason::TimeExpired) => product.sale.terms.end,
+            Some(EndReason::SoldOut | EndReason::EndedByOperator) => now,
+        };
+        self.due.entry(product.id).or_insert(Some(ended_at.plus(AFTER_END)));
+    }
+
+    /// Records when the last unit was sold: a minute later nothing is on its way any more, whenever the sale was first seen.
+    fn compared(&mut self, product: &Product, last_sold: Option<Timestamp>) {
+        let is_first_look = !self.has_looked;
+        if let (Some(Some(due)), Some(last_sold)) = (self.due.get_mut(&product.id), last_sold)
+            && is_first_look
+            && product.sale.state.end_reason() != Some(EndReason::TimeExpired)
+        {
+            *due = (*due).min(last_sold.plus(AFTER_END));
+        }
+    }
+
+    fn is_due(&self, product: &Product, now: Timestamp) -> bool {
+        self.due.get(&product.id).copied().flatten().is_some_and(|due| due <= now)
+    }
+
+    fn done(&mut self, product: &Product) {
+        self.due.insert(product.id, None);
+    }
+}
+
+/// What a comparison of one sale has found.
+struct Comparison {
+    /// Purchases that differed, and were repaired if that was possible.
+    mismatches: u64,
+    /// When the last unit was sold, by Redis.
+    last_sold: Option<Timestamp>,
+}
+
 impl RedisSales {
     /// Compares all sales periodically, until the server stops.
     pub async fn reconcile(self, closing: CancellationToken) {
-        let mut due = Instant::now();
-        let mut checked_at: Option<Timestamp> = None;
+        let (mut due, mut finals) = (Instant::now(), FinalChecks::default());
         loop {
             let is_due = Instant::now() >= due;
-            match self.shared.reconcile_due(is_due, checked_at).await {
-                Ok(now) => {
-                    checked_at = Some(now);
-                    if is_due {
-                        due = Instant::now() + COMPARE_EVERY;
-                    }
-                }
+            match self.shared.reconcile_due(is_due, &mut finals).await {
+                Ok(()) if is_due => due = Instant::now() + COMPARE_EVERY,
+                Ok(()) => {}
                 Err(error) => {
                     tracing::warn!(error = %error.with_causes(), "cannot compare the sales in Redis with the store; retrying");
                 }
@@ -51,14 +94,22 @@ impl RedisSales {
     /// Compares one sale, repairs the differences, and returns how many purchases differed. Fails when Redis or the store does.
     pub async fn reconcile_sale(&self, sku: &Sku) -> Result<u64> {
         let Some(product) = self.shared.product(sku).await? else { return Ok(0) };
-        self.shared.compare(&product, Duration::ZERO).await
+        Ok(self.shared.compare(&product, Duration::ZERO).await?.mismatches)
+    }
+
+    /// Compares a sale that is over for the last time. Returns how many purchases differed, and how many still do after the
+    /// repair. Fails when Redis or the store does.
+    pub async fn reconcile_finally(&self, sku: &Sku) -> Result<(u64, u64)> {
+        let Some(product) = self.shared.product(sku).await? else { return Ok((0, 0)) };
+        self.shared.compare_finally(&product).await
     }
 }
 
 impl SharedSales {
-    /// Compares every sale if `is_due`, otherwise those that ended a minute ago. Returns Redis's time.
-    async fn reconcile_due(&self, is_due: bool, checked_at: Option<Timestamp>) -> Result<Timestamp> {
+    /// Compares every sale if `is_due`, otherwise those that ended a minute ago.
+    async fn reconcile_due(&self, is_due: bool, finals: &mut FinalChecks) -> Result<()> {
         let products: Vec<Product> = self.catalogue().await?.into_values().collect();
+        finals.due.retain(|id, _| products.iter().any(|product| product.id == *id));
         let mut skus: Vec<Sku> = products.iter().map(|product| product.sku.clone()).collect();
         skus.extend(Sku::parse("-").ok());
         let peeked = self.peek(&skus).await?;
@@ -66,22 +117,39 @@ impl SharedSales {
         for (in_store, peeked) in products.iter().zip(peeked) {
             let Some(product) = peeked.product else { continue };
             self.repeat_decision(in_store, &product).await;
-            let at = product.sale.terms.end.plus(AFTER_END);
-            let is_final = at <= now && checked_at.is_some_and(|checked_at| checked_at < at);
-            if !is_due && !is_final {
-                continue;
+            finals.see(&product, now);
+            if is_due {
+                let last_sold = self.compare(&product, IN_FLIGHT_FOR).await?.last_sold;
+                finals.compared(&product, last_sold);
             }
-            let mismatches = self.compare(&product, IN_FLIGHT_FOR).await?;
-            if mismatches > 0 && is_final {
-                tracing::error!(sku = %product.sku, mismatches, "CRITICAL: purchases in Redis and in the store differed after the end of a sale; they were repaired");
+            if finals.is_due(&product, now) {
+                self.compare_finally(&product).await?;
+                finals.done(&product);
             }
         }
-        Ok(now)
+        finals.has_looked = true;
+        Ok(())
+    }
+
+    /// Compares a sale that is over: nothing is on its way any more, and what still differs after the repair stays different.
+    /// Returns how many purchases differed, and how many still do.
+    async fn compare_finally(&self, product: &Product) -> Result<(u64, u64)> {
+        let mismatches = self.compare(product, IN_FLIGHT_FOR).await?.mismatches;
+        let remaining =
+            if mismatches == 0 { 0 } else { self.compare(product, Duration::ZERO).await?.mismatches };
+        if remaining > 0 {
+            tracing::error!(sku = %product.sku, mismatches, remaining, "CRITICAL: purchases in Redis and in the store still differ after the end of a sale; the log says why they cannot be repaired, and GET /admin/dlq names those that the store refuses");
+        } else if mismatches > 0 {
+            tracing::error!(sku = %product.sku, mismatches, remaining, "CRITICAL: purchases in Redis and in the store differed after the end of a sale; they were repaired");
+        } else {
+            tracing::info!(sku = %product.sku, sold = product.sale.sold, "the final reconciliation of a sale found no difference");
+        }
+        Ok((mismatches, remaining))
     }
 
     /// Compares one sale, repairs the differences, and returns how many purchases differed. Purchases in Redis that are younger
     /// than `in_flight_for` are ignored.
-    async fn compare(&self, product: &Product, in_flight_for: Duration) -> Result<u64> {
+    async fn compare(&self, product: &Product, in_flight_for: Duration) -> Result<Comparison> {
         let in_redis = self.buyers_in_redis(product).await?;
         let in_store = self.buyers_in_store(product).await?;
         let now = self.peek(std::slice::from_ref(&product.sku)).await?.pop().ok_or_else(malformed_reply)?.now;
@@ -114,7 +182,8 @@ impl SharedSales {
         }
         let mismatches = (unrecorded.len() + lost.len()) as u64;
         self.metrics.mismatches.inc_by(mismatches);
-        Ok(mismatches)
+        let last_sold = in_redis.values().map(|receipt| receipt.at).max();
+        Ok(Comparison { mismatches, last_sold })
     }
 
     async fn buyers_in_redis(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
@@ -146,5 +215,59 @@ impl SharedSales {
                 return Ok(buyers);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::sale::{Sale, SaleState, Terms};
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_seconds(seconds)
+    }
+
+    /// A sale from 100 s to 1,000 s.
+    fn product(state: SaleState) -> Product {
+        let sale = Sale { state, ..Sale::new(Terms::new("Widget", 5, at(100), at(1_000)).unwrap()) };
+        Product { id: ProductId(1), sku: Sku::parse("W").unwrap(), sale, created_at: at(0) }
+    }
+
+    fn ended(reason: EndReason) -> Product {
+        product(SaleState::Ended(reason))
+    }
+
+    #[test]
+    fn a_sale_is_compared_a_minute_after_it_was_seen_to_end() {
+        for (reason, due) in
+            [(EndReason::SoldOut, 260), (EndReason::EndedByOperator, 260), (EndReason::TimeExpired, 1_060)]
+        {
+            let mut finals = FinalChecks { has_looked: true, ..FinalChecks::default() };
+            finals.see(&product(SaleState::Active), at(195));
+            finals.see(&ended(reason), at(200));
+            finals.see(&ended(reason), at(205));
+            finals.compared(&ended(reason), Some(at(120)));
+            assert!(
+                !finals.is_due(&ended(reason), at(due - 1)) && finals.is_due(&ended(reason), at(due)),
+                "{reason:?}"
+            );
+            finals.done(&ended(reason));
+            finals.see(&ended(reason), at(5_000));
+            assert!(!finals.is_due(&ended(reason), at(6_000)), "once");
+        }
+    }
+
+    #[test]
+    fn a_sale_that_ended_before_the_reconciler_started_is_compared_a_minute_after_its_last_purchase() {
+        for (last_sold, due) in [(150, 210), (500, 560)] {
+            let (mut finals, sold_out) = (FinalChecks::default(), ended(EndReason::SoldOut));
+            finals.see(&sold_out, at(520));
+            finals.compared(&sold_out, Some(at(last_sold)));
+            assert!(!finals.is_due(&sold_out, at(due - 1)) && finals.is_due(&sold_out, at(due)));
+        }
+        let (mut finals, expired) = (FinalChecks::default(), ended(EndReason::TimeExpired));
+        finals.see(&expired, at(5_000));
+        assert!(finals.is_due(&expired, at(5_000)), "its end is known");
     }
 }

@@ -1,9 +1,11 @@
 //! Parses the replies of the sale scripts. Each parser returns `None` for a reply that its script cannot give.
 
+use std::time::Duration;
+
 use redis::Value;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Sku, Terms};
 use weir_core::{Timestamp, UserId};
-use weir_store::sale::{BuyOutcome, Product, ProductId, Purchase};
+use weir_store::sale::{BuyOutcome, Product, ProductId, Purchase, ThrottledBy};
 
 /// The reply of `sale_buy` for one sale.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +47,8 @@ pub(super) fn parse_buy(value: &Value, count: usize) -> Option<BuyReply> {
     let (product, at) = (ProductId(integer(product)?), time(now)?);
     let stock = u32::try_from(integer(stock)?).unwrap_or(0);
     let outcome = |answer: &Value| {
-        Some(match integer(answer)? {
+        let Some(number) = integer(answer) else { return parse_throttled(&text(answer)?) };
+        Some(match number {
             0 => BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased),
             -1 => BuyOutcome::Refused(PurchaseRefusal::SoldOut),
             -2 => BuyOutcome::Refused(PurchaseRefusal::NotActive),
@@ -68,6 +71,17 @@ pub(super) fn parse_buy(value: &Value, count: usize) -> Option<BuyReply> {
     });
     let outcomes: Vec<BuyOutcome> = outcomes.collect();
     (outcomes.len() == count && entry_ids.len() == sold).then_some(BuyReply::Decided(outcomes, entry_ids))
+}
+
+/// Parses `user:` or `address:` and the milliseconds to wait.
+fn parse_throttled(answer: &str) -> Option<BuyOutcome> {
+    let (by, millis) = answer.split_once(':')?;
+    let by = match by {
+        "user" => ThrottledBy::User,
+        "address" => ThrottledBy::Address,
+        _ => return None,
+    };
+    Some(BuyOutcome::Throttled { by, retry_after: Duration::from_millis(millis.parse().ok()?) })
 }
 
 pub(super) fn parse_peek(value: &Value, sku: &Sku) -> Option<PeekedSale> {
@@ -193,6 +207,27 @@ mod tests {
         assert_eq!(stocks.collect::<Vec<_>>(), [Some(4), None, Some(3), None]);
         assert_eq!(parse_buy(&reply, 3), None, "one outcome for each buyer");
         assert_eq!(parse_buy(&list(&["0"]), 4), Some(BuyReply::Untrusted));
+    }
+
+    #[test]
+    fn attempts_that_are_one_too_many_say_how_long_to_wait() {
+        let reply = |answer: &str| {
+            let Value::Array(mut items) = list(&["1", "7", "1000", "3", answer, "0"]) else {
+                panic!("a list")
+            };
+            items.insert(4, list(&[]));
+            parse_buy(&Value::Array(items), 2)
+        };
+        for (answer, by, millis) in
+            [("user:350", ThrottledBy::User, 350), ("address:1", ThrottledBy::Address, 1)]
+        {
+            let throttled = BuyOutcome::Throttled { by, retry_after: Duration::from_millis(millis) };
+            let outcomes = vec![throttled, BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased)];
+            assert_eq!(reply(answer), Some(BuyReply::Decided(outcomes, Vec::new())));
+        }
+        for bad in ["user", "user:", "user:x", "else:1", ""] {
+            assert_eq!(reply(bad), None, "{bad}");
+        }
     }
 
     #[test]

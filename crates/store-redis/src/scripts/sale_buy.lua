@@ -1,18 +1,33 @@
 -- Sells one unit to each buyer, or returns why not, by the rule of weir_core::sale.
 -- KEYS    sale:{<sku>} ..., the prefix of all keys of a sale, whose hash tag puts them into one hash slot:
 --         :config, :state, :end_reason, :stock, :seq, :buyers (user -> number:time), :stream
--- ARGV    1 now in microseconds ('' = Redis's time), then for each key the number of buyers and the buyers
+--         Undeclared, so on one Redis only: the keys of throttle.lua, see sale_attempt.lua
+-- ARGV    1 now in microseconds ('' = Redis's time), then for each key the number of buyers, and for each of them the buyer, its
+--         attempts in a second (0 = not counted here), and <limit>:<burst>:<address> ('' = not counted here)
 -- Events  published on sale:events for purchases and changes of state: {event, product, data}, data as in the API's events
 -- Reply   for each key
 --         {0}             no sale of this run: rebuild it from the store, then call again
 --         {1, product, now, stock left, {stream entry id of each purchase, ...}, outcome, ...} with an outcome for each buyer:
---                         the number of its purchase, or 0 has one already, -1 sold out, -2 not active
+--                         the number of its purchase, or 0 has one already, -1 sold out, -2 not active, or for an attempt that
+--                         is one too many 'user:' or 'address:' and the milliseconds to wait
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 local stamp = string.format('%.0f', now)
+-- Counts an attempt, and returns the answer to one that is one too many.
+local function refuse_attempt(buyer, user_limit, address)
+  if address ~= '' then
+    local limit, burst = string.match(address, '^(%d+):(%d+):')
+    local wait = count_address('sale:{_address}:' .. address, tonumber(limit), tonumber(burst), now)
+    if wait > 0 then return 'address:' .. wait end
+  end
+  if user_limit ~= '0' then
+    local wait = count_user('sale:{_user}:' .. user_limit .. ':' .. buyer, tonumber(user_limit), now)
+    if wait > 0 then return 'user:' .. wait end
+  end
+end
 local replies, place = {}, 2
 for i, key in ipairs(KEYS) do
   local count = tonumber(ARGV[place])
@@ -41,8 +56,12 @@ for i, key in ipairs(KEYS) do
     local buyers, stream = key .. ':buyers', key .. ':stream'
     local is_done, problem = pcall(function()
       for n = 1, count do
-        local buyer, answer = ARGV[place + n], 0
-        if state == 'ACTIVE' then
+        local at = place + 3 * n - 2
+        local buyer, answer = ARGV[at], 0
+        local refusal = refuse_attempt(buyer, ARGV[at + 1], ARGV[at + 2])
+        if refusal then
+          answer = refusal
+        elseif state == 'ACTIVE' then
           local next_number = string.format('%d', number + 1)
           if redis.call('HSETNX', buyers, buyer, next_number .. ':' .. stamp) == 1 then
             number, stock = number + 1, stock - 1
@@ -79,6 +98,6 @@ for i, key in ipairs(KEYS) do
     end
     replies[i] = reply
   end
-  place = place + 1 + count
+  place = place + 1 + 3 * count
 end
 return replies

@@ -1,5 +1,6 @@
 //! The conformance suites with Redis, and tests of what only Redis does.
 
+mod attempts;
 mod conformance;
 mod fixtures;
 mod quota;

@@ -1,10 +1,11 @@
 //! Sales when Redis loses data or is unavailable, and the events that it publishes to other servers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::sale::{EndReason, SaleState};
-use weir_store::sale::{DeleteOutcome, SaleEvent, SaleStore};
+use weir_core::sale::{EndReason, SaleStage, SaleState, Stock};
+use weir_store::sale::{DeleteOutcome, EventId, LoggedEvent, ProductId, Publication, SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
     buy_batch, buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, receipts,
     sku, state_and_stock,
@@ -101,6 +102,32 @@ async fn reconciliation_repairs_both_sides_and_counts_the_differences() {
     assert_eq!(buy_each(&h, "W", &["a", "b"]).await, "AA");
     assert_eq!(state_and_stock(&h, "W").await.1, 6);
     expect_books(&h, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_final_reconciliation_says_what_remains_after_the_repair() {
+    if RedisFixture::skipped() {
+        return;
+    }
+    let server = private_redis();
+    let h = RedisFixture::at(server.url()).await;
+    create_active(&h, "W", 3).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
+    h.wait_until_persisted().await;
+    h.clock().advance(Duration::from_secs(60));
+    let reconcile = async || h.sales.reconcile_finally(&sku("W")).await.expect("an answer");
+    assert_eq!(reconcile().await, (0, 0));
+    // The store has lost two purchases, and refuses one of them.
+    h.database
+        .execute(
+            "DELETE FROM purchases WHERE user_id IN ('a', 'b'); UPDATE products SET sold = 1;
+             ALTER TABLE purchases ADD CONSTRAINT refused CHECK (user_id <> 'a')",
+        )
+        .await;
+    assert_eq!(reconcile().await, (2, 1));
+    h.database.execute("ALTER TABLE purchases DROP CONSTRAINT refused").await;
+    assert_eq!(reconcile().await, (1, 0));
+    expect_books(&h, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -267,4 +294,67 @@ async fn a_store_that_hangs_stops_no_sale_and_records_everything_afterwards() {
     holder.batch_execute("COMMIT").await.expect("the product is unlocked");
     wait_for_empty_stream(&server).await;
     expect_books(&h, BUYERS as u64).await;
+}
+
+/// A stage at random.
+fn random_stage(rng: &mut fastrand::Rng) -> SaleStage {
+    let ends = [EndReason::SoldOut, EndReason::TimeExpired, EndReason::EndedByOperator].map(SaleState::Ended);
+    let state = match rng.u32(..30) {
+        0 => ends[rng.usize(..3)],
+        1..5 => SaleState::Upcoming,
+        _ => SaleState::Active,
+    };
+    SaleStage { state, stock: rng.u32(..40) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_follows_the_rule_and_every_reader_gets_the_same_events() {
+    if RedisFixture::skipped() {
+        return;
+    }
+    let server = private_redis();
+    let h = RedisFixture::at(server.url()).await;
+    let (mut rng, initial_stock) = (fastrand::Rng::with_seed(1), Stock::new(40).unwrap());
+    let (mut stages, mut expected) = (BTreeMap::new(), Vec::new());
+    let (mut reader, mut read): (Option<EventId>, Vec<LoggedEvent>) = (None, Vec::new());
+    for _ in 0..500 {
+        let publications: Vec<Publication> = (0..rng.usize(1..3))
+            .map(|_| {
+                let product = ProductId(rng.i64(1..250));
+                let (from, to, stocks_max) = (random_stage(&mut rng), random_stage(&mut rng), rng.u32(..25));
+                Publication { sku: sku("W"), product, from, to, initial_stock, stocks_max }
+            })
+            .collect();
+        let page = h.sales.publish_events(&publications, None).await.expect("a page");
+        for (publication, told) in publications.iter().zip(&page.stages) {
+            let Publication { product, from, to, stocks_max, .. } = publication;
+            let stage = stages.entry(*product).or_insert(*from);
+            for (change, after) in stage.changes_to(to, initial_stock, *stocks_max) {
+                expected.push((*product, change, after));
+                *stage = after;
+            }
+            if (stage.state, to.state) == (SaleState::Upcoming, SaleState::Upcoming) {
+                stage.stock = to.stock;
+            }
+            assert_eq!(told, stage);
+        }
+        let first = expected.len().saturating_sub(1_024);
+        let all: Vec<_> =
+            page.events.iter().map(|event| (event.product, event.change, event.stage)).collect();
+        assert_eq!(all, expected[first..], "the last 1,024 in order");
+        assert_eq!((page.latest.number, page.dropped.number), (expected.len() as u64, first as u64));
+        assert!(page.events.iter().zip(first as u64 + 1..).all(|(event, number)| event.id.number == number));
+        if rng.bool() {
+            let news = h.sales.publish_events(&[], reader).await.expect("a page");
+            reader = Some(news.latest);
+            read.extend(news.events);
+        }
+    }
+    assert!(expected.len() > 1_100, "the log was full: {}", expected.len());
+    read.extend(h.sales.publish_events(&[], reader).await.expect("a page").events);
+    let read: Vec<_> = read.into_iter().map(|event| (event.product, event.change, event.stage)).collect();
+    assert_eq!(read, expected, "a reader that comes back gets each event once");
+    server.command(&["FLUSHALL"]).await;
+    let lost = h.sales.publish_events(&[], reader).await.expect("a page");
+    assert!(Some(lost.latest) > reader && lost.events.is_empty(), "a lost log begins anew, in a later epoch");
 }

@@ -9,6 +9,7 @@ mod dead;
 mod fixtures;
 mod https;
 mod keys;
+mod operators;
 mod rotation;
 mod stored_form;
 mod tenants;

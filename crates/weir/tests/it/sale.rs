@@ -17,3 +17,4 @@ mod purchases;
 mod redis;
 mod states;
 mod stream;
+mod throttles;

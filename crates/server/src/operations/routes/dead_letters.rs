@@ -2,6 +2,7 @@
 //! are one list in order of id.
 
 mod filter;
+pub(crate) mod groups;
 mod messages;
 
 use std::sync::Arc;

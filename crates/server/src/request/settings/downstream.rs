@@ -291,7 +291,7 @@ mod tests {
         for (wrong, field) in [
             ("url = \"http://127.0.0.1:1/\"\nauthorization = \"Bearer s3cret\"", "authorization"),
             ("url = \"ftp://user:s3cret@127.0.0.1/\"", "url"),
-            ("url = \"http:// user:s3cret@127.0.0.1/\"", "url"),
+            ("url = \"http://user:s3cret@\"", "url"),
         ] {
             let file = format!("[request.downstreams.pay]\n{wrong}");
             let sentence = read(&file, &[]).unwrap_err().to_string();

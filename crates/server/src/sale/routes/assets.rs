@@ -5,16 +5,12 @@ use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY};
-use http::{HeaderName, StatusCode};
+use http::StatusCode;
+use http::header::LOCATION;
 
 use crate::app::App;
 use crate::http::extract::PathParam;
-use crate::sale::page::PageFile;
-
-const REVALIDATE: &str = "no-cache";
-/// For files whose names change with their contents.
-const FOR_EVER: &str = "public, max-age=31536000, immutable";
+use crate::http::page_files;
 
 /// Be redirected to the sale page.
 ///
@@ -47,7 +43,7 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
 pub(crate) async fn get_page(State(app): State<Arc<App>>) -> Response {
-    respond(app.sale.page().index())
+    app.sale.page().index()
 }
 
 /// Get a file of the sale page.
@@ -65,7 +61,7 @@ pub(crate) async fn get_page(State(app): State<Arc<App>>) -> Response {
 )]
 pub(crate) async fn get_page_file(PathParam(name): PathParam, State(app): State<Arc<App>>) -> Response {
     let file = name.ok().and_then(|name| app.sale.page().file(&name));
-    file.map_or_else(|| StatusCode::NOT_FOUND.into_response(), respond)
+    file.unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }
 
 /// Get an asset of the sale page.
@@ -85,41 +81,7 @@ pub(crate) async fn get_page_file(PathParam(name): PathParam, State(app): State<
         (status = 404, description = "There is no such file."),
     ),
 )]
-pub(crate) async fn get_page_asset(PathParam(name): PathParam, State(app): State<Arc<App>>) -> Response {
-    let file = name.ok().and_then(|name| app.sale.page().file(&format!("assets/{name}")));
-    file.map_or_else(|| StatusCode::NOT_FOUND.into_response(), respond)
-}
-
-fn respond(file: PageFile<'_>) -> Response {
-    let caching = if file.name.starts_with("assets/") { FOR_EVER } else { REVALIDATE };
-    let headers: [(HeaderName, &str); 4] = [
-        (CONTENT_TYPE, content_type(file.name)),
-        (CACHE_CONTROL, caching),
-        (CONTENT_SECURITY_POLICY, file.policy),
-        (REFERRER_POLICY, file.referrer),
-    ];
-    (headers, file.content).into_response()
-}
-
-fn content_type(name: &str) -> &'static str {
-    match name.rsplit('.').next() {
-        Some("html") => "text/html; charset=utf-8",
-        Some("js") => "text/javascript; charset=utf-8",
-        Some("css") => "text/css; charset=utf-8",
-        Some("svg") => "image/svg+xml",
-        _ => "application/octet-stream",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sale::page::FILES;
-
-    #[test]
-    fn every_file_has_a_type() {
-        for (name, content) in FILES {
-            assert!(!content.is_empty() && content_type(name) != "application/octet-stream", "{name}");
-        }
-    }
+pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
+    let file = name.ok().and_then(|name| page_files::find(&format!("assets/{name}")));
+    file.unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }

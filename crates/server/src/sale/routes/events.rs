@@ -1,8 +1,8 @@
 //! The event stream of sales: `GET /api/v1/sales/events`, as server-sent events.
 //!
 //! A stream begins with the present state (`initial`) and continues with every change. A caller that reconnects with
-//! `Last-Event-ID` gets the events that it missed, if they are still in the ring. A comment every 30 seconds shows that an
-//! idle stream is alive.
+//! `Last-Event-ID` gets the events that it missed instead, if they are still in the ring. A comment every 30 seconds shows that
+//! an idle stream is alive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::EndReason;
-use weir_store::sale::Product;
+use weir_core::sale::{EndReason, SaleStage};
+use weir_store::sale::{EventId, Product};
 
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
 use crate::address_limits::StreamPermit;
@@ -30,6 +30,8 @@ use crate::sale::event_ring::{SaleSubscription, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
 const HEARTBEAT_FRAME: Bytes = Bytes::from_static(b": heartbeat\n\n");
+/// Begins a stream that continues another one, so that the response begins although nothing may have been missed.
+const RESUMED_FRAME: Bytes = Bytes::from_static(b": resumed\n\n");
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Tells nginx not to buffer the stream.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -51,8 +53,9 @@ struct InitialData<'a> {
 /// `state-change` as they happen. Without `sku` the stream has the events of all sales. In a flood of purchases only the newest
 /// stock is sent, a few times a second; the last stock and changes of state are always sent.
 ///
-/// A caller that reconnects with `Last-Event-ID` gets the events that it missed after `initial`, if they are among the
-/// last 1,024. A comment every 30 seconds shows that the stream is alive. Callers that read too slowly are disconnected.
+/// A caller that reconnects with `Last-Event-ID` gets the events that it missed, in order and each once, if they are among the
+/// last 1,024; otherwise `initial` again. With Redis it may reconnect to any server. The stock of a sale never goes up.
+/// A comment every 30 seconds shows that the stream is alive. Callers that read too slowly are disconnected.
 #[utoipa::path(
     get,
     path = "/api/v1/sales/events",
@@ -79,12 +82,13 @@ pub(crate) async fn watch_sales(
 ) -> Result<Response, SaleError> {
     let sku = parse_query(query)?;
     let permit = app.address_limits.acquire_stream(visitor.address)?;
-    let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    // Subscribes before reading the present state: a change in between is sent twice rather than never.
-    let (id, subscription) = app.sale.events().subscribe(sku.clone(), last);
+    let last =
+        headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse::<EventId>().ok());
     let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
+    let (begin, subscription) = app.sale.subscribe(sku, last, &product).await?;
+    let first = begin.map_or(RESUMED_FRAME, |(id, stage)| initial(id, &product, stage));
     let stream = SaleEventStream {
-        first: Some(initial(id, &product)),
+        first: Some(first),
         subscription,
         closing: app.shutdown.closing().clone(),
         _permit: Some(permit),
@@ -102,15 +106,16 @@ pub(crate) async fn watch_sales(
     Ok(response)
 }
 
-fn initial(id: u64, product: &Product) -> Bytes {
+/// What the events up to `id` have told of a product.
+fn initial(id: EventId, product: &Product, stage: SaleStage) -> Bytes {
     let sale = &product.sale;
     let data = InitialData {
         sku: product.sku.as_str(),
-        state: sale.state.as_str(),
-        stock: sale.stock(),
+        state: stage.state.as_str(),
+        stock: stage.stock,
         start_time: time_text(sale.terms.start),
         end_time: time_text(sale.terms.end),
-        end_reason: sale.state.end_reason().map(EndReason::as_str),
+        end_reason: stage.state.end_reason().map(EndReason::as_str),
     };
     frame(id, "initial", &data)
 }
@@ -140,15 +145,27 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
     use prometheus_client::metrics::gauge::Gauge;
     use tokio::time::Instant;
-    use weir_core::sale::{SaleState, Sku};
+    use weir_core::Timestamp;
+    use weir_core::sale::{Sale, SaleState, Sku, Terms};
+    use weir_store::sale::ProductId;
 
     use super::*;
-    use crate::sale::event_ring::EventRing;
+    use crate::sale::event_ring::{EventRing, Origin};
+
+    fn product(state: SaleState) -> Product {
+        let terms = Terms::new("Widget", 5, Timestamp::EPOCH, Timestamp::from_seconds(1)).unwrap();
+        let sale = Sale { state, ..Sale::new(terms) };
+        Product { id: ProductId(1), sku: Sku::parse("W").unwrap(), sale, created_at: Timestamp::EPOCH }
+    }
+
+    fn event_ring() -> Arc<EventRing> {
+        Arc::new(EventRing::new(None, Gauge::default(), Counter::default()))
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_idle_stream_sends_a_heartbeat_every_30_seconds() {
-        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
-        let (_, subscription) = events.subscribe(None, None);
+        let (events, upcoming) = (event_ring(), product(SaleState::Upcoming));
+        let (_, subscription) = events.subscribe(None, None, &upcoming);
         let mut stream =
             SaleEventStream { first: None, subscription, closing: CancellationToken::new(), _permit: None };
         let start = Instant::now();
@@ -157,7 +174,7 @@ mod tests {
             assert_eq!(start.elapsed().as_secs(), 30 * n);
         }
         tokio::time::advance(HEARTBEAT / 2).await;
-        events.publish_state(&Sku::parse("W").unwrap(), SaleState::Active);
+        events.publish(&product(SaleState::Active), upcoming.sale.stage(), Origin::Here);
         let frames = stream.next().await.expect("an event");
         assert!(frames.starts_with(b"event: state-change\n"), "{frames:?}");
         let since = Instant::now();
@@ -167,8 +184,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_ends_when_the_server_stops() {
-        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
-        let ((_, subscription), closing) = (events.subscribe(None, None), CancellationToken::new());
+        let (events, closing) = (event_ring(), CancellationToken::new());
+        let (_, subscription) = events.subscribe(None, None, &product(SaleState::Upcoming));
         let mut stream =
             SaleEventStream { first: None, subscription, closing: closing.clone(), _permit: None };
         closing.cancel();

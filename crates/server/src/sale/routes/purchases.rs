@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use weir_core::UserId;
 use weir_core::sale::anomaly::Attempt;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
-use weir_store::sale::{Buy, BuyOutcome, FoundPurchase};
+use weir_store::sale::{BuyOutcome, FoundPurchase, ThrottledBy};
 use weir_store::throttle::ThrottleDecision;
 
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
@@ -144,20 +144,26 @@ async fn buy(
     attempt: &Attempt<'_>,
 ) -> Result<Response, SaleError> {
     let (sku, buyer) = (attempt.sku.clone(), attempt.user.clone());
-    let limit_state = throttle(app, &buyer)?;
+    let attempts = app.sale.attempt(&buyer).await;
+    if let Some(refused) = attempts.filter(|attempts| !attempts.is_allowed) {
+        return Err(too_many_attempts(&refused));
+    }
     let header = headers.get(CHALLENGE_TOKEN).and_then(|value| value.to_str().ok());
     let token = request.challenge_token.as_deref().or(header);
     let token = token.map(|token| ChallengeToken { token, kind: request.challenge_kind });
     challenge(app, visitor, &buyer, token).await?;
-    let outcome = app.sale.buy(Buy { sku: sku.clone(), buyer }).await?;
+    let outcome = app.sale.buy(sku.clone(), buyer, visitor.limit.clone()).await?;
     let mut response = match outcome {
         BuyOutcome::Bought { receipt, .. } => describe(&sku, receipt).into_response(),
         BuyOutcome::Refused(refusal) => refuse(refusal).into_response(),
         BuyOutcome::UnknownSku => unknown_sale().into_response(),
+        BuyOutcome::Throttled { by, retry_after } => {
+            return Err(too_many_together(by, attempts, retry_after));
+        }
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(limit_state) = limit_state {
-        limit_state.write(response.headers_mut());
+    if let Some(attempts) = attempts {
+        rate_limit(&attempts).write(response.headers_mut());
     }
     Ok(response)
 }
@@ -228,22 +234,31 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
     }
 }
 
-/// Counts the attempt against the throttle. Returns the rate limit headers, if a limit is configured.
-fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
-    let Some(ThrottleDecision { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
-    let rate_limit = RateLimitHeaders {
+/// The rate limit headers of an attempt.
+const fn rate_limit(attempt: &ThrottleDecision) -> RateLimitHeaders {
+    let ThrottleDecision { is_allowed, limit_state } = attempt;
+    RateLimitHeaders {
         policy: "purchase",
         limit: limit_state.limit,
         window: Duration::from_secs(1),
         remaining: limit_state.remaining,
-        reset_after: if is_allowed { limit_state.reset_after } else { limit_state.next_after },
-    };
-    if is_allowed {
-        return Ok(Some(rate_limit));
+        reset_after: if *is_allowed { limit_state.reset_after } else { limit_state.next_after },
     }
-    let mut refused = SaleError::rate_limited(limit_state.next_after);
-    rate_limit.write(refused.headers_mut());
-    Err(refused)
+}
+
+/// The buyer has made too many attempts.
+fn too_many_attempts(attempt: &ThrottleDecision) -> SaleError {
+    let mut refused = SaleError::rate_limited(attempt.limit_state.next_after);
+    rate_limit(attempt).write(refused.headers_mut());
+    refused
+}
+
+/// The buyer, or the address, has made too many attempts on all servers together.
+fn too_many_together(by: ThrottledBy, attempt: Option<ThrottleDecision>, retry_after: Duration) -> SaleError {
+    match (by, attempt) {
+        (ThrottledBy::User, Some(attempt)) => too_many_attempts(&attempt.refused_together(retry_after)),
+        _ => SaleError::rate_limited(retry_after),
+    }
 }
 
 /// Checks the buyer's challenge token, if a challenge is configured.

@@ -9,6 +9,7 @@ use weir_core::sale::{SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
 use super::{AGE_MAX, SaleView};
+use crate::sale::event_ring::Origin;
 use crate::sale::events::{RefreshFailed, StateSaveFailed};
 
 /// How often the store is polled for event streams although it publishes its changes.
@@ -54,9 +55,13 @@ impl SaleView {
     /// Applies an event of the store to the view.
     fn apply_event(&self, event: SaleEvent) {
         match event {
-            SaleEvent::Sold { product, stock, .. } => self.record_stock(product, stock),
+            SaleEvent::Sold { product, stock, .. } => self.record_stock(product, stock, Origin::Elsewhere),
+            SaleEvent::Logged(events) => self.events.apply_logged(events),
             SaleEvent::StateChanged { sku, product, state } => self.record_state(&sku, product, state),
             SaleEvent::Subscribed | SaleEvent::ProductChanged { .. } => {
+                if event == SaleEvent::Subscribed {
+                    self.events.read_log();
+                }
                 self.has_store_events.store(true, Ordering::SeqCst);
                 self.invalidate();
                 self.refresh_requested.notify_one();
@@ -92,7 +97,7 @@ impl SaleView {
         let Some(product) = view.products.get(sku).filter(|product| product.id == id) else { return };
         let mut update = product.clone();
         update.sale.state = state;
-        self.merge(&mut view, update);
+        self.merge(&mut view, update, Origin::Elsewhere);
     }
 
     /// Publishes the states that are due. Returns whether there were any, and how long until the next one.
@@ -101,9 +106,10 @@ impl SaleView {
         let Some(now) = self.now(&view) else { return (false, None) };
         let (mut has_changed, mut next) = (false, None);
         for product in view.products.values_mut() {
+            let from = product.sale.stage();
             if product.sale.advance(now) {
                 has_changed = true;
-                self.events.publish_state(&product.sku, product.sale.state);
+                self.events.publish(product, from, Origin::Here);
             }
             let transition = product.sale.next_transition(now).map(|at| at.since(now));
             next = next.into_iter().chain(transition).min();

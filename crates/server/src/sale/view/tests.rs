@@ -125,10 +125,11 @@ impl Fixture {
             reads: AtomicUsize::new(0),
             state_saves: AtomicUsize::new(0),
         });
-        let events = Arc::new(EventRing::new(Gauge::default(), Counter::default()));
+        let events = Arc::new(EventRing::new(None, Gauge::default(), Counter::default()));
         let view =
             Arc::new(SaleView::new(Arc::<ChangingStore>::clone(&store), None, true, Arc::clone(&events)));
-        let (_, subscription) = events.subscribe(None, None);
+        // A product that no test has.
+        let (_, subscription) = events.subscribe(None, None, &product("NONE", FOREVER, FOREVER * 2));
         view.refresh().await.unwrap();
         let closing = CancellationToken::new();
         tokio::spawn(Arc::clone(&view).run_timer(closing.clone()));

@@ -136,6 +136,9 @@ impl TierService {
         }
         let taken = self.limits.take(asks, options.peek).await;
         let taken = taken.inspect_err(|_| CheckFailed.emit(&self.metrics))?;
+        if !options.peek {
+            self.remember_checks(asks, &taken);
+        }
         let results = asks.iter().zip(&taken.each);
         let is_shadow_denied = |(ask, (decision, _)): &(&LimitCheck<'_>, &(Decision, LimitUsage))| {
             ask.policy.spec.shadow && !decision.is_allowed()

@@ -90,6 +90,28 @@ impl TierService {
         Ok(merged.into_decision(allowed, options.explain))
     }
 
+    /// How a key stands under a policy, and whether it would get a permit, with the reason. None is taken, and nothing is counted.
+    pub(super) async fn peek_permits(
+        &self,
+        policy: &ConcurrencyPolicy,
+        key: &str,
+    ) -> Result<(CheckResult, String)> {
+        let ask = self.permit_ask(policy, &Check { policy: policy.name.as_str(), key, cost: 1 });
+        let take = TakePermits { asks: vec![ask], peek: true };
+        let (taken, is_outage) = self.take_permits(&take).await?;
+        let Some((alone, state, _)) = taken.outcome.each.first().copied() else {
+            return Err(Error::failed("tier", "a permit was not decided"));
+        };
+        let retry_after = match alone {
+            Decision::Allowed => Some(Duration::ZERO),
+            Decision::Denied(denial) => denial.retry_after,
+        };
+        let allowed = policy.spec.shadow || alone.is_allowed();
+        let result = CheckResult { allowed, limit_state: state, retry_after };
+        let explanation = explain_permit(policy, 1, &result, alone, None, is_outage);
+        Ok((result, explanation))
+    }
+
     fn permit_ask(&self, policy: &ConcurrencyPolicy, check: &Check<'_>) -> PermitAsk {
         let ConcurrencyPolicy { name, scope, spec } = policy;
         let id = PermitId::new(self.now(), rand::random());

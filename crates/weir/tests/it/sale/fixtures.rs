@@ -111,6 +111,14 @@ pub(super) async fn purchase(client: &Client, sku: &str, buyer: &str) -> Respons
     client.request(Method::GET, &path, &headers, "").await.expect("an answer")
 }
 
+/// The value of a metric, 0 if it is not shown. `name` has the labels, too.
+pub(super) async fn metric(client: &Client, name: &str) -> u64 {
+    let metrics = client.get("/metrics").await.expect("an answer");
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or("0").parse().expect("a whole number")
+}
+
 /// An event of the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Event {

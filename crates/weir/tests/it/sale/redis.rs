@@ -16,8 +16,8 @@ use weir_testkit::{skip, wait};
 
 use super::crowd::buy_in_parallel;
 use super::fixtures::{
-    Listener, MANY_CALLERS, UNTHROTTLED, attempt, buy, create_active, many_connections, purchase, status,
-    wait_for_state,
+    Listener, MANY_CALLERS, UNTHROTTLED, attempt, buy, create_active, many_connections, metric, purchase,
+    status, wait_for_state,
 };
 use crate::fixtures::{TEST_TIMEOUT, audit, operator, weir_with_long_timeouts};
 
@@ -170,10 +170,20 @@ async fn sales_continue_without_postgres_and_are_persisted_when_it_is_back() {
             .await;
         let (buyer, number) = bought.iter().next().unwrap();
         assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
+        wait::until("what waits is shown", TEST_TIMEOUT * 2, async || {
+            metric(client, "weir_sale_queue_depth").await == 50
+        })
+        .await;
     }
     fleet.to_postgres.pass();
     fleet.wait_until_healthy().await;
     fleet.expect_audit("W", 100, 50).await;
+    for client in &fleet.clients {
+        wait::until("nothing waits any more", TEST_TIMEOUT * 2, async || {
+            metric(client, "weir_sale_queue_depth").await == 0
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

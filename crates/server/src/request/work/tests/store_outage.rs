@@ -11,9 +11,9 @@ use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, CancelOutcome, ClaimOrder, ClaimedJobs, DeadRequest, DownstreamCapacity,
-    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestPage,
-    RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit,
+    ErasedBatch, HashKeys, JobCounts, JobReport, PendingRequest, Request, RequestAudit, RequestFilter,
+    RequestPage, RequestStore, ResealedRequest, Rollout, RolloutChange, SealedHashKey, SealedNames,
+    SealedSearch, SealingKey, Submit, SubmitOutcome, TenantCapacity, TenantLimit, UnfinishedRequest,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -101,13 +101,10 @@ impl RequestStore for Outage {
     async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {
         unreachable!()
     }
-    async fn list_requests(
-        &self,
-        _: &TenantId,
-        _: Option<RequestStatus>,
-        _: Option<RequestId>,
-        _: usize,
-    ) -> Result<RequestPage> {
+    async fn list_requests(&self, _: &RequestFilter, _: Option<RequestId>, _: usize) -> Result<RequestPage> {
+        unreachable!()
+    }
+    async fn unfinished_requests(&self, _: &str, _: usize) -> Result<Vec<UnfinishedRequest>> {
         unreachable!()
     }
     async fn claim_named(&self, _: &[RequestId], _: &TenantCapacity, _: &RetryPolicy) -> Result<ClaimedJobs> {
