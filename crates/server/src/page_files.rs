@@ -28,11 +28,6 @@ pub(crate) fn find(name: &str) -> Option<Response> {
     Some(respond(name, caching, Bytes::from_static(content), POLICY, NO_REFERRER))
 }
 
-/// The response with a page that is no file of `web/dist`.
-pub(crate) fn html(content: &'static str) -> Response {
-    html_under(Bytes::from_static(content.as_bytes()), POLICY, NO_REFERRER)
-}
-
 /// The response with a page that runs under a policy of its own.
 pub(crate) fn html_under(content: Bytes, policy: &str, referrer: &str) -> Response {
     respond("index.html", REVALIDATE, content, policy, referrer)
