@@ -20,7 +20,8 @@ HAS_NODE := command -v npm >/dev/null 2>&1 && \
 # TLS and SASL to Kafka need OpenSSL's headers. A binary that is built without them says so when they are asked for.
 KAFKA_TLS = $(shell pkg-config --exists openssl 2>/dev/null || echo --no-default-features)
 
-.PHONY: help run page build dist stack test upgrade fmt prose lint compile unit web schemathesis chromium openssl bench soak deps
+.PHONY: help run page build dist stack test upgrade fmt prose lint compile unit web schemathesis kubernetes
+.PHONY: client-typescript client-python chromium openssl bench soak deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -59,7 +60,7 @@ stack: page
 
 # The page comes first, since the tested server embeds it.
 test: fmt prose page deps compile chromium
-	.ci/tests web schemathesis
+	.ci/tests web schemathesis kubernetes client-typescript client-python
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
@@ -92,6 +93,17 @@ web: page
 # Generated calls to all operations of /openapi.json; responses must match the document.
 schemathesis:
 	.ci/schemathesis/run
+
+# The overlays in deploy/kubernetes, against the schemas of Kubernetes and what Weir needs there. Builds kustomize, once, with Go.
+kubernetes:
+	.ci/kubernetes/run
+
+# The clients, on the server that `compile` has built.
+client-typescript:
+	.ci/clients typescript
+
+client-python:
+	.ci/clients python
 
 # The headless shell takes half the time. If it cannot be installed, the whole Chromium is used.
 chromium:

@@ -2,14 +2,14 @@
 // Serves the built page and the mock of the sale API. `--demo` opens a sale in 15 s, with simulated buyers.
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { createMock } from './server.mjs';
+import { createMock, settingsOf } from './server.mjs';
 
 const { values } = parseArgs({
   options: { port: { type: 'string', default: '8080' }, state: { type: 'string' }, demo: { type: 'boolean', default: false } },
 });
 
 const adminKey = process.env['WEIR_ADMIN_KEY'] ?? 'test-admin-key';
-const mock = createMock({ file: values.state, adminKey, dist: join(import.meta.dirname, '../dist') });
+const mock = createMock({ file: values.state, adminKey, dist: join(import.meta.dirname, '../dist'), settings: settingsOf(process.env) });
 await mock.listen(Number(values.port));
 const address = mock.server.address();
 const port = typeof address === 'object' ? address?.port : values.port;

@@ -23,11 +23,60 @@ const TYPES = /** @type {Record<string, string>} */ ({
 export const CSP =
   "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
+/** @typedef {{ provider: string, siteKey: string, interactiveSiteKey: string | null, scriptUrl: string, verifyUrl: string, secret: string, interactiveSecret: string }} MockChallenge */
+
+/** The settings of Weir that change what the page does, under Weir's own names. @param {Record<string, string | undefined>} env */
+export function settingsOf(env) {
+  /** @param {string} name */
+  const value = (name) => env[`WEIR_SALE_${name}`] ?? '';
+  const secret = value('CHALLENGE_SECRET');
+  const challenge = value('CHALLENGE_PROVIDER') === '' ? null : {
+    provider: value('CHALLENGE_PROVIDER'),
+    siteKey: value('CHALLENGE_SITE_KEY'),
+    interactiveSiteKey: value('CHALLENGE_INTERACTIVE_SITE_KEY') || null,
+    scriptUrl: value('CHALLENGE_SCRIPT_URL'),
+    verifyUrl: value('CHALLENGE_VERIFY_URL'),
+    secret,
+    interactiveSecret: value('CHALLENGE_INTERACTIVE_SECRET') || secret,
+  };
+  return { identity: value('IDENTITY') || 'header', challenge };
+}
+
+/** What the page is told, and the policy with its challenge. @param {string} html @param {ReturnType<typeof settingsOf>} settings */
+function prepare(html, { identity, challenge }) {
+  if (identity === 'header' && challenge === null) return { html, csp: CSP };
+  const { verifyUrl: _, secret: __, interactiveSecret: ___, ...shown } = challenge ?? {};
+  const json = JSON.stringify({ identity, challenge: challenge && shown });
+  const tag = `<meta name="weir-sale" content="${json.replaceAll('&', '&amp;').replaceAll('"', '&quot;')}" /></head>`;
+  const origin = challenge ? new URL(challenge.scriptUrl).origin : '';
+  const opened = CSP.replace(/'self'/g, `'self' ${origin}`).replace("require-trusted-types-for 'script'", `frame-src ${origin}`);
+  return { html: html.replace('</head>', tag), csp: challenge ? opened : CSP };
+}
+
+/**
+ * The three bands of scores. hCaptcha's score is a risk.
+ * @param {MockChallenge} challenge @param {{ challengeToken?: string, challengeKind?: string } | undefined} body
+ */
+async function isPerson(challenge, body) {
+  const secret = body?.challengeKind === 'interactive' ? challenge.interactiveSecret : challenge.secret;
+  const form = new URLSearchParams({ secret, response: body?.challengeToken ?? '', remoteip: '127.0.0.1' });
+  const verdict = /** @type {{ success: boolean, score?: number }} */ (await (await fetch(challenge.verifyUrl, { method: 'POST', body: form })).json());
+  const score = verdict.score === undefined ? 1 : challenge.provider === 'hcaptcha' ? 1 - verdict.score : verdict.score;
+  return verdict.success && score >= 0.3;
+}
+
+/** Believes every token. @param {string | undefined} authorization */
+function subjectOf(authorization) {
+  const payload = authorization?.split('.')[1];
+  if (payload === undefined) throw new Refusal(401, 'UNAUTHORIZED', 'Missing, invalid or expired bearer token.');
+  return /** @type {{ sub: string }} */ (JSON.parse(Buffer.from(payload, 'base64url').toString())).sub;
+}
+
 const CODES = /** @type {Record<number, string>} */ ({ 429: 'RATE_LIMITED', 503: 'SERVICE_UNAVAILABLE', 404: 'NOT_FOUND' });
 
-/** @param {{ adminKey?: string, file?: string | undefined, userPerSecond?: number, ssePerIp?: number, dist?: string, heartbeatMs?: number }} [options] */
+/** @param {{ adminKey?: string, file?: string | undefined, userPerSecond?: number, ssePerIp?: number, dist?: string, heartbeatMs?: number, settings?: ReturnType<typeof settingsOf> }} [options] */
 export function createMock(options = {}) {
-  const { adminKey = 'test-admin-key', file, userPerSecond = 1, ssePerIp = 0, dist, heartbeatMs = 30_000 } = options;
+  const { adminKey = 'test-admin-key', file, userPerSecond = 1, ssePerIp = 0, dist, heartbeatMs = 30_000, settings = settingsOf({}) } = options;
   /** @type {Map<Res, string | null>} */
   const streams = new Map();
   /** @type {Fault[]} */
@@ -94,7 +143,8 @@ export function createMock(options = {}) {
    */
   function route(req, url, body) {
     const sku = url.searchParams.get('sku');
-    const userId = req.headers['x-user-id'];
+    const ofBuyer = url.pathname === '/api/v1/purchases';
+    const userId = ofBuyer && settings.identity === 'token' ? subjectOf(req.headers.authorization) : req.headers['x-user-id'];
     const product = /^\/api\/v1\/products\/([^/]+)$/.exec(url.pathname)?.[1];
     const at = `${req.method} ${product === undefined ? url.pathname : '/api/v1/products/:sku'}`;
     if (url.pathname.startsWith('/api/v1/products')) requireAdmin(req);
@@ -169,6 +219,10 @@ export function createMock(options = {}) {
       return refuse(res, new Refusal(fault.status, CODES[fault.status] ?? 'FAULT', 'A fault that a test asked for.', more));
     }
     if (`${req.method} ${url.pathname}` === 'GET /api/v1/sales/events') return stream(req, res, url.searchParams.get('sku'));
+    const { challenge } = settings;
+    if (challenge && `${req.method} ${url.pathname}` === 'POST /api/v1/purchases' && !(await isPerson(challenge, JSON.parse(text)))) {
+      throw new Refusal(200, 'CHALLENGE_REQUIRED', 'Please solve the challenge and try again.');
+    }
     const [status, data] = route(req, url, text === '' ? undefined : JSON.parse(text));
     if (fault?.drop) return void res.destroy();
     const cache = url.pathname === '/api/v1/sales' ? { 'Cache-Control': 'public, max-age=1' } : {};
@@ -197,16 +251,17 @@ export function createMock(options = {}) {
     const name = path === '/sale/' ? 'index.html' : normalize(path.slice('/sale/'.length));
     if (!dist || name.startsWith('..')) return send(res, 404, {});
     try {
-      const content = await readFile(join(dist, name));
+      const file = await readFile(join(dist, name));
+      const { html, csp } = name === 'index.html' ? prepare(String(file), settings) : { html: file, csp: CSP };
       const hashed = name.startsWith('assets/');
       res.writeHead(200, {
         'Content-Type': TYPES[extname(name)] ?? 'application/octet-stream',
-        'Content-Security-Policy': CSP,
+        'Content-Security-Policy': csp,
         'Cache-Control': hashed ? 'public, max-age=31536000, immutable' : 'no-cache',
         'X-Content-Type-Options': 'nosniff',
         'Referrer-Policy': 'no-referrer',
       });
-      res.end(content);
+      res.end(html);
     } catch {
       send(res, 404, {});
     }

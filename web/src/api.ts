@@ -2,6 +2,7 @@
 // everything that leaves us without a contract-shaped answer. Nothing here throws on what a server may send.
 import { ContractError, asObject, decodeError, decodeProduct, decodePurchase, decodeSale } from './contract';
 import type { ApiError, Product, Purchase, Sale } from './contract';
+import type { Proof } from './challenge';
 import type { ServerClock } from './clock';
 
 export type Answer<T> =
@@ -23,7 +24,8 @@ type Fetch = typeof fetch;
 
 export interface Api {
   sale(sku: string | null): Promise<Answer<Sale>>;
-  buy(sku: string, userId: string): Promise<Answer<Purchase>>;
+  /** `proof` is from the challenge of buyers, where there is one. */
+  buy(sku: string, userId: string, proof: Proof | null): Promise<Answer<Purchase>>;
   purchase(sku: string, userId: string): Promise<Answer<Purchase>>;
   /** The raw stream; its reader is in `feed.ts`. */
   events(sku: string | null, lastEventId: string | null, signal: AbortSignal): Promise<Response>;
@@ -63,7 +65,11 @@ function decodeList(data: unknown): Product[] {
   return items.map(decodeProduct);
 }
 
-export function createApi(clock: ServerClock, fetcher: Fetch = (...args) => fetch(...args)): Api {
+/** `token` names the buyer, where tokens do. */
+export function createApi(clock: ServerClock, fetcher: Fetch = (...args) => fetch(...args), token: string | null = null): Api {
+  const buyer = (userId: string): Record<string, string> =>
+    token === null ? { 'X-User-Id': userId } : { Authorization: `Bearer ${token}` };
+
   async function call<T>(url: string, init: RequestInit, decode: (data: unknown) => T): Promise<Answer<T>> {
     try {
       const sentAt = clock.local();
@@ -86,17 +92,17 @@ export function createApi(clock: ServerClock, fetcher: Fetch = (...args) => fetc
   return {
     // Without `no-store`: a status a second old is what caches on the way are for.
     sale: (sku) => call(path('/api/v1/sales', sku), { cache: 'default' }, decodeSale),
-    buy: (sku, userId) =>
+    buy: (sku, userId, proof) =>
       call(
         '/api/v1/purchases',
         {
           method: 'POST',
-          headers: { 'X-User-Id': userId, 'Content-Type': 'application/json' },
-          body: JSON.stringify({ sku, qty: 1 }),
+          headers: { ...buyer(userId), 'Content-Type': 'application/json' },
+          body: JSON.stringify({ sku, qty: 1, ...(proof && { challengeToken: proof.token, challengeKind: proof.kind }) }),
         },
         decodePurchase,
       ),
-    purchase: (sku, userId) => call(path('/api/v1/purchases', sku), { headers: { 'X-User-Id': userId } }, decodePurchase),
+    purchase: (sku, userId) => call(path('/api/v1/purchases', sku), { headers: buyer(userId) }, decodePurchase),
     async events(sku, lastEventId, signal) {
       const headers: Record<string, string> = { Accept: 'text/event-stream' };
       if (lastEventId !== null) headers['Last-Event-ID'] = lastEventId;

@@ -1,5 +1,8 @@
 import { describe, expect, it, vi } from 'vitest';
 import type { Answer, Api } from './api';
+import type { Buyer } from './buyer';
+import { Unproven } from './challenge';
+import type { Challenge, ChallengeKind, Proof } from './challenge';
 import { createServerClock } from './clock';
 import type { Purchase } from './contract';
 import type { Memory, Remembered } from './memory';
@@ -27,19 +30,22 @@ function memoryOf(first: Remembered | null = null): Memory & { held: Remembered 
   return memory;
 }
 
-function setUp({ buys = [], finds = [], memory = memoryOf(), startTime = -60_000 }: {
+function setUp({ buys = [], finds = [], memory = memoryOf(), startTime = -60_000, challenge, buyer }: {
   buys?: Answer<Purchase>[]; finds?: Answer<Purchase>[]; memory?: ReturnType<typeof memoryOf>; startTime?: number;
+  challenge?: Challenge; buyer?: Buyer;
 }) {
   let time = 1_000_000;
   const sleeps: number[] = [];
   const api = {
-    buy: vi.fn(async () => buys.shift() ?? gone),
+    buy: vi.fn(async (_sku: string, _userId: string, _proof: Proof | null) => buys.shift() ?? gone),
     purchase: vi.fn(async () => finds.shift() ?? none),
   };
   const session = startSession({
     api: api as unknown as Api,
     clock: createServerClock(() => time, () => time),
     memory,
+    challenge: challenge ?? null,
+    buyer: buyer ?? null,
     sale: { sku: 'W-1', startTime, state: 'ACTIVE' },
     random: () => 0.5,
     sleep: async (ms) => { sleeps.push(ms); time += ms; },
@@ -93,7 +99,7 @@ describe('a purchase', () => {
     session.typed(' ada ');
     await Promise.all([session.buy(), session.buy()]);
     await session.buy();
-    expect(api.buy.mock.calls).toEqual([['W-1', 'ada']]);
+    expect(api.buy.mock.calls).toEqual([['W-1', 'ada', null]]);
     expect(session.state.get().outcome).toEqual({ kind: 'confirmed', purchase: bought, restored: false });
     expect(memory.held).toMatchObject({ userId: 'ada', sentAt: null, purchase: bought });
   });
@@ -149,6 +155,95 @@ describe('a purchase', () => {
     session.typed('ada');
     await session.buy();
     expect(session.state.get().outcome?.kind).toBe('unavailable');
+  });
+});
+
+/** A challenge that gives a token for each kind in turn, or fails. */
+function challengeOf(...given: (string | null)[]) {
+  const prove = vi.fn(async (kind: ChallengeKind): Promise<Proof> => {
+    const token = given.shift() ?? null;
+    if (token === null) throw new Unproven('no token');
+    return { token, kind };
+  });
+  return { place: () => {}, prepare: () => {}, prove };
+}
+
+describe('with a challenge', () => {
+  it('the order carries the token of the invisible one', async () => {
+    const challenge = challengeOf('a');
+    const { session, api } = setUp({ buys: [ok], challenge });
+    session.typed('ada');
+    await session.buy();
+    expect(api.buy.mock.calls).toEqual([['W-1', 'ada', { token: 'a', kind: 'invisible' }]]);
+    expect(session.state.get().outcome).toMatchObject({ kind: 'confirmed' });
+  });
+
+  it('an order that needs more is sent again with the interactive one, a second later', async () => {
+    const challenge = challengeOf('a', 'b');
+    const { session, api, sleeps, memory } = setUp({ buys: [refused('CHALLENGE_REQUIRED'), ok], challenge });
+    const steps: string[] = [];
+    session.state.subscribe(() => steps.push(session.state.get().step));
+    session.typed('ada');
+    await session.buy();
+    expect(api.buy.mock.calls.map(([, , proof]) => proof?.kind)).toEqual(['invisible', 'interactive']);
+    expect(steps).toEqual(expect.arrayContaining(['sending', 'challenged', 'sending', 'ready']));
+    expect(sleeps).toEqual([1100]);
+    expect(memory.held).toMatchObject({ purchase: bought });
+  });
+
+  it('is not asked for ever', async () => {
+    const challenge = challengeOf('a', 'b', 'c', 'd', 'e');
+    const { session, api } = setUp({ buys: Array(5).fill(refused('CHALLENGE_REQUIRED')), challenge });
+    session.typed('ada');
+    await session.buy();
+    expect(api.buy).toHaveBeenCalledTimes(4);
+    expect(session.state.get().outcome).toEqual({ kind: 'rejected', message: 'says CHALLENGE_REQUIRED' });
+  });
+
+  it('nothing is sent when the provider gives no token, and nothing is remembered as sent', async () => {
+    const { session, api, memory } = setUp({ challenge: challengeOf(null) });
+    session.typed('ada');
+    await session.buy();
+    expect(api.buy).not.toHaveBeenCalled();
+    expect(session.state.get()).toMatchObject({ step: 'ready', outcome: { kind: 'unproven' } });
+    expect(memory.held?.sentAt).toBeNull();
+  });
+
+  it('a shopper who gives up can order again', async () => {
+    const prove = vi.fn((kind: ChallengeKind, signal: AbortSignal) => new Promise<Proof>((solved, failed) => {
+      if (kind === 'invisible') return solved({ token: 'a', kind });
+      const fail = () => failed(new Unproven('aborted'));
+      if (signal.aborted) return fail();
+      signal.addEventListener('abort', fail);
+    }));
+    const { session, settled } = setUp({ buys: [refused('CHALLENGE_REQUIRED'), ok], challenge: { place: () => {}, prepare: () => {}, prove } });
+    session.typed('ada');
+    const order = session.buy();
+    await vi.waitFor(() => expect(session.state.get().step).toBe('challenged'));
+    session.giveUp();
+    await order;
+    await settled();
+    expect(session.state.get().outcome).toBeNull();
+    await session.buy();
+    expect(session.state.get().outcome).toMatchObject({ kind: 'confirmed' });
+  });
+});
+
+describe('a buyer who is named by a token', () => {
+  const buyer = { token: 't', userId: 'ädä' };
+  it('types nothing', async () => {
+    const { session, api } = setUp({ buys: [ok], buyer });
+    await session.buy();
+    expect(api.buy.mock.calls).toEqual([['W-1', 'ädä', null]]);
+  });
+  it('is shown nothing of another who used this browser', () => {
+    const { session } = setUp({ memory: memoryOf(record({ purchase: bought })), buyer });
+    expect(session.state.get()).toMatchObject({ userId: 'ädä', outcome: null });
+  });
+  it('is told when the token is not good any more', async () => {
+    const { session } = setUp({ buys: [refused('UNAUTHORIZED', 401)], buyer });
+    await session.buy();
+    expect(session.state.get().outcome).toEqual({ kind: 'signedOut' });
   });
 });
 

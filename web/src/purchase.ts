@@ -2,6 +2,9 @@
 // was not answered is never guessed about: the server is asked until it says whether there is a purchase.
 import type { Answer, Api } from './api';
 import { backoff, startJitter } from './backoff';
+import type { Buyer } from './buyer';
+import { Unproven } from './challenge';
+import type { Challenge, ChallengeKind } from './challenge';
 import type { ServerClock } from './clock';
 import type { Purchase, Sale } from './contract';
 import type { Memory } from './memory';
@@ -19,10 +22,14 @@ export type Outcome =
   | { kind: 'throttled'; until: number }
   | { kind: 'unavailable'; until: number }
   | { kind: 'lost' }
+  /** The challenge could not be shown. */
+  | { kind: 'unproven' }
+  | { kind: 'signedOut' }
   | { kind: 'rejected'; message: string };
 
 export interface PurchaseState {
-  step: 'ready' | 'sending' | 'checking';
+  /** `challenged`: the server wants the shopper to show that it is a person. */
+  step: 'ready' | 'sending' | 'challenged' | 'checking';
   userId: string;
   fieldError: string | null;
   outcome: Outcome | null;
@@ -32,6 +39,7 @@ export type Action =
   | { type: 'typed'; userId: string }
   | { type: 'invalid'; message: string }
   | { type: 'sent'; userId: string }
+  | { type: 'challenged' }
   | { type: 'unanswered' }
   | { type: 'settled'; outcome: Outcome | null };
 
@@ -43,6 +51,8 @@ export function reduce(state: PurchaseState, action: Action): PurchaseState {
       return { ...state, fieldError: action.message, outcome: null };
     case 'sent':
       return { step: 'sending', userId: action.userId, fieldError: null, outcome: null };
+    case 'challenged':
+      return { ...state, step: 'challenged' };
     case 'unanswered':
       return { ...state, step: 'checking' };
     case 'settled':
@@ -69,6 +79,8 @@ export function judge(answer: Answer<Purchase>, now: number): Outcome | { kind: 
       return { kind: 'notActive' };
     case 'RATE_LIMITED':
       return { kind: 'throttled', until: now + Math.max(answer.retryAfterMs, 1000) };
+    case 'UNAUTHORIZED':
+      return { kind: 'signedOut' };
     case 'VALIDATION_ERROR':
       if (fields?.['X-User-Id']) return { kind: 'invalid', message: fields['X-User-Id'] };
   }
@@ -80,6 +92,10 @@ export const DECIDED_MS = 2500;
 const CHECK = { baseMs: 500, maxMs: 5000 };
 const LOOK_UPS = 6;
 const LATE_LOOK_MS = 3000;
+/** The server takes one attempt a second of a shopper. */
+const ATTEMPT_GAP_MS = 1100;
+/** Challenges that a shopper is asked to solve for one order. */
+const CHALLENGES = 3;
 /** How far the server's clock may be from what is known of it, and less than the second between two attempts. */
 const CLOCK_SLACK_MS = 500;
 
@@ -87,6 +103,10 @@ export interface SessionOptions {
   api: Api;
   clock: ServerClock;
   memory: Memory;
+  /** `null` where nobody has to show that they are a person. */
+  challenge?: Challenge | null;
+  /** Who buys, where tokens name buyers: nothing is typed. */
+  buyer?: Buyer | null;
   sale: Pick<Sale, 'sku' | 'startTime' | 'state'>;
   /** What was typed before the sale's times were changed. */
   userId?: string;
@@ -100,6 +120,10 @@ export interface Session {
   state: Store<PurchaseState>;
   typed(userId: string): void;
   buy(): Promise<void>;
+  /** Begins the challenge of a shopper who is about to buy. */
+  prepare(): void;
+  /** The shopper does not solve the challenge, or need not any more. */
+  giveUp(): void;
   /** The remembered shopper is somebody else. */
   startOver(): void;
   stop(): void;
@@ -108,12 +132,13 @@ export interface Session {
 const sleepFor = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
 
 export function startSession(options: SessionOptions): Session {
-  const { api, clock, memory, sale, random = Math.random, sleep = sleepFor, wallClock = Date.now } = options;
+  const { api, clock, memory, sale, challenge = null, buyer = null, random = Math.random, sleep = sleepFor, wallClock = Date.now } = options;
   const run = runOf(sale);
-  const state = createStore<PurchaseState>({ step: 'ready', userId: options.userId ?? '', fieldError: null, outcome: null });
+  const state = createStore<PurchaseState>({ step: 'ready', userId: buyer?.userId ?? options.userId ?? '', fieldError: null, outcome: null });
   const dispatch = (action: Action) => state.set(reduce(state.get(), action));
   let attempts = 0;
   let stopped = false;
+  let solving = new AbortController();
 
   function remember(userId: string, sentAt: number | null, purchase: Purchase | null): void {
     memory.save({ sku: sale.sku, run, userId, sentAt, purchase });
@@ -128,17 +153,41 @@ export function startSession(options: SessionOptions): Session {
   async function buy(): Promise<void> {
     const { step, userId: input } = state.get();
     if (step !== 'ready' || holdsUnit(state.get())) return;
-    const problem = userIdProblem(input);
+    const problem = buyer === null ? userIdProblem(input) : null;
     if (problem !== null) return dispatch({ type: 'invalid', message: problem });
-    const userId = input.trim();
+    const userId = buyer?.userId ?? input.trim();
     const jitterMs = startJitter(clock.now() - sale.startTime, attempts, random);
     attempts += 1;
     dispatch({ type: 'sent', userId });
     if (jitterMs > 0) await sleep(jitterMs);
     if (stopped) return;
-    const sentAt = wallClock();
-    remember(userId, sentAt, null);
-    await follow(userId, sentAt, await api.buy(sale.sku, userId));
+    solving = new AbortController();
+    try {
+      await order(userId);
+    } catch (problem) {
+      if (!(problem instanceof Unproven)) throw problem;
+      remember(userId, null, null);
+      dispatch({ type: 'settled', outcome: solving.signal.aborted ? null : { kind: 'unproven' } });
+    }
+  }
+
+  /** Sends the order, again with a solved challenge while the server asks for one. */
+  async function order(userId: string): Promise<void> {
+    let kind: ChallengeKind = 'invisible';
+    for (let asked = 0; ; asked += 1) {
+      const proof = challenge === null ? null : await challenge.prove(kind, solving.signal, () => dispatch({ type: 'challenged' }));
+      if (stopped) return;
+      if (proof?.kind === 'interactive') dispatch({ type: 'sent', userId });
+      const sentAt = wallClock();
+      remember(userId, sentAt, null);
+      const answer = await api.buy(sale.sku, userId, proof);
+      const unproven = answer.kind === 'refused' && answer.error.code === 'CHALLENGE_REQUIRED';
+      if (!unproven || challenge === null || asked === CHALLENGES) return follow(userId, sentAt, answer);
+      remember(userId, null, null);
+      dispatch({ type: 'challenged' });
+      await sleep(Math.max(0, ATTEMPT_GAP_MS - (wallClock() - sentAt)));
+      kind = 'interactive';
+    }
   }
 
   async function follow(userId: string, sentAt: number, answer: Answer<Purchase>): Promise<void> {
@@ -212,6 +261,7 @@ export function startSession(options: SessionOptions): Session {
   function restore(): void {
     const record = memory.load(sale.sku);
     if (record === null) return;
+    if (buyer !== null && record.userId !== buyer.userId) return;
     dispatch({ type: 'typed', userId: record.userId });
     if (record.run !== run) return;
     if (record.purchase !== null) {
@@ -226,6 +276,7 @@ export function startSession(options: SessionOptions): Session {
   function adopt(): void {
     const record = memory.load(sale.sku);
     if (state.get().step !== 'ready' || holdsUnit(state.get()) || record?.run !== run || record.purchase === null) return;
+    if (buyer !== null && record.userId !== buyer.userId) return;
     dispatch({ type: 'typed', userId: record.userId });
     dispatch({ type: 'settled', outcome: { kind: 'confirmed', purchase: record.purchase, restored: true } });
   }
@@ -243,9 +294,12 @@ export function startSession(options: SessionOptions): Session {
     state,
     buy,
     startOver,
+    prepare: () => challenge?.prepare(),
+    giveUp: () => solving.abort(),
     typed: (userId) => dispatch({ type: 'typed', userId }),
     stop() {
       stopped = true;
+      solving.abort();
       unwatch();
     },
   };

@@ -39,12 +39,13 @@ export interface Server {
   log(): Promise<LogEntry[]>;
 }
 
-async function launch(port: number, folder: string): Promise<{ child: ChildProcess; url: string }> {
+async function launch(port: number, folder: string, settings: Record<string, string>): Promise<{ child: ChildProcess; url: string }> {
   const mock = [MAIN, '--port', String(port), '--state', join(folder, 'state.json')];
   const child = spawn(BINARY === undefined ? process.execPath : resolve(BINARY), BINARY === undefined ? mock : ['serve'], {
     cwd: folder,
     env: {
       ...process.env,
+      ...settings,
       WEIR_ADMIN_KEY: ADMIN_KEY,
       WEIR_DATA: folder,
       WEIR_LISTEN: `127.0.0.1:${port}`,
@@ -65,14 +66,15 @@ async function launch(port: number, folder: string): Promise<{ child: ChildProce
   return { child, url };
 }
 
-export function useServer(): Server {
+/** `settings` are Weir's, by their names in the environment; the mock knows those that change the page. */
+export function useServer(settings: () => Promise<Record<string, string>> = async () => ({})): Server {
   let child: ChildProcess;
   const folder = mkdtempSync(join(tmpdir(), 'weir-page-'));
   const control = (method: string, path: string, body?: object) =>
     fetch(`${server.url}/__mock/${path}`, { method, ...(body ? { body: JSON.stringify(body) } : {}) });
 
   async function start(port: number): Promise<void> {
-    const launched = await launch(port, folder);
+    const launched = await launch(port, folder, await settings());
     child = launched.child;
     server.url = launched.url;
   }

@@ -4,6 +4,7 @@
 //! an earlier state, whatever the clock does. A buyer who owns a unit gets that answer in every state; nobody gets a
 //! second unit.
 
+pub mod anomaly;
 mod number;
 mod stage;
 mod terms;

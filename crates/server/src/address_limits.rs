@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use weir_store::throttle::{AddressLimit, Throttle};
 use weir_store_redis::RedisAttempts;
 
-use crate::settings::edge::{EdgeSettings, Network};
+use crate::settings::edge::{EdgeSettings, KnownNetworks, Network};
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
@@ -32,12 +32,25 @@ pub struct AddressLimits {
     together: Option<RedisAttempts>,
     /// Refuses nothing: its refusals are counted, for alerts.
     fast_requests: Option<Arc<dyn Throttle>>,
-    streams: Option<StreamCounts>,
+    streams: StreamCounts,
+    /// The most streams of an address; 0 is no limit.
+    streams_max: u32,
+    /// Limits of addresses in known networks, by network.
+    known: Vec<(Network, KnownLimits)>,
     /// Permits for event streams and long polls of all addresses.
     long_lived: Arc<Semaphore>,
     max_streams: usize,
     trusted_proxies: Vec<Network>,
     counters: AddressCounters,
+}
+
+/// The limits of an address in a known network.
+#[derive(Clone, Debug)]
+struct KnownLimits {
+    requests: Option<Arc<dyn Throttle>>,
+    /// The limit of each address in `requests`, per second and at once.
+    limit: (u32, u32),
+    streams_max: u32,
 }
 
 #[derive(Debug, Default)]
@@ -51,9 +64,8 @@ pub struct AddressCounters {
 }
 
 /// The open event streams of each address.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct StreamCounts {
-    max: u32,
     open: Arc<Mutex<HashMap<IpAddr, u32>>>,
 }
 
@@ -107,12 +119,43 @@ impl AddressLimits {
             limit: (*per_ip_per_second, settings.burst()),
             together,
             fast_requests,
-            streams: (*sse_per_ip > 0).then(|| StreamCounts { max: *sse_per_ip, open: Arc::default() }),
+            streams: StreamCounts::default(),
+            streams_max: *sse_per_ip,
+            known: Vec::new(),
             long_lived: Arc::new(Semaphore::new(max_streams)),
             max_streams,
             trusted_proxies: trusted_proxies.clone(),
             counters,
         }
+    }
+
+    /// Adds the limits of known networks. `throttle` makes a throttle of requests per second and at once.
+    #[must_use]
+    pub fn with_known_networks(
+        mut self,
+        settings: &[KnownNetworks],
+        throttle: impl Fn(u32, u32) -> Option<Arc<dyn Throttle>>,
+    ) -> Self {
+        for known in settings {
+            let limit = (known.per_ip_per_second, known.per_ip_burst.saturating_add(1));
+            let limits =
+                KnownLimits { requests: throttle(limit.0, limit.1), limit, streams_max: known.sse_per_ip };
+            self.known.extend(known.networks.iter().map(|network| (*network, limits.clone())));
+        }
+        self
+    }
+
+    /// Returns the limits of the smallest known network that an address is in.
+    fn known(&self, address: IpAddr) -> Option<&KnownLimits> {
+        let around = self.known.iter().filter(|(network, _)| network.contains(address));
+        around.max_by_key(|(network, _)| network.prefix()).map(|(_, limits)| limits)
+    }
+
+    /// Returns the throttle of an address, and its limit per second and at once.
+    fn limit_of(&self, address: IpAddr) -> (Option<&dyn Throttle>, (u32, u32)) {
+        let of_all = (&self.requests, self.limit);
+        let (requests, limit) = self.known(address).map_or(of_all, |known| (&known.requests, known.limit));
+        (requests.as_deref(), limit)
     }
 
     /// Returns the address of the client: the last hop that is not a trusted proxy.
@@ -146,11 +189,11 @@ impl AddressLimits {
         address: IpAddr,
         is_attempt: bool,
     ) -> Result<Option<AddressLimit>, AddressOverLimit> {
+        let (requests, (per_second, burst)) = self.limit_of(address);
         self.take_request(address)?;
-        let Some(together) = self.together.as_ref().filter(|_| self.requests.is_some()) else {
+        let Some(together) = self.together.as_ref().filter(|_| requests.is_some()) else {
             return Ok(None);
         };
-        let (per_second, burst) = self.limit;
         let limit = AddressLimit { address: throttle_key(address).into(), per_second, burst };
         if is_attempt && together.counts_purchases() {
             return Ok(Some(limit));
@@ -171,7 +214,7 @@ impl AddressLimits {
         if self.fast_requests.as_ref().is_some_and(|fast| !fast.take(&key).is_allowed) {
             self.counters.fast.inc();
         }
-        let Some(requests) = &self.requests else { return Ok(()) };
+        let (Some(requests), _) = self.limit_of(address) else { return Ok(()) };
         let throttled = requests.take(&key);
         if throttled.is_allowed {
             return Ok(());
@@ -183,7 +226,8 @@ impl AddressLimits {
     /// Returns a permit for an event stream.
     /// Fails when the address or the server has too many open.
     pub fn acquire_stream(&self, address: IpAddr) -> Result<StreamPermit, StreamRefusal> {
-        let permit = self.streams.as_ref().map(|streams| streams.acquire(network(address))).transpose();
+        let max = self.known(address).map_or(self.streams_max, |known| known.streams_max);
+        let permit = (max > 0).then(|| self.streams.acquire(network(address), max)).transpose();
         let permit = permit.map_err(|refusal| {
             self.counters.limited.inc();
             StreamRefusal::Address(refusal)
@@ -209,10 +253,10 @@ impl AddressLimits {
 }
 
 impl StreamCounts {
-    fn acquire(&self, address: IpAddr) -> Result<AddressPermit, AddressOverLimit> {
+    fn acquire(&self, address: IpAddr, max: u32) -> Result<AddressPermit, AddressOverLimit> {
         let mut counts = self.open.lock();
         let count = counts.entry(address).or_insert(0);
-        if *count >= self.max {
+        if *count >= max {
             return Err(AddressOverLimit(Duration::from_secs(1)));
         }
         *count += 1;
@@ -273,6 +317,7 @@ mod tests {
             per_ip_burst: 0,
             sse_per_ip: streams,
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
+            networks: Vec::new(),
         };
         AddressLimits::new(&settings, requests, None, None, 100, AddressCounters::default())
     }
@@ -315,6 +360,32 @@ mod tests {
         assert_eq!(limits.take_request(ip("2001:db8:0:1::1")), Ok(()));
         let streams: Vec<_> = (0..50).map(|_| limits.acquire_stream(ip("1.1.1.1"))).collect();
         assert!(streams.iter().all(Result::is_ok), "streams are not limited");
+    }
+
+    #[test]
+    fn addresses_of_known_networks_have_limits_of_their_own() {
+        let clock = Arc::new(ManualClock::at(weir_core::Timestamp::EPOCH));
+        let throttle = |per_second, burst| {
+            let bucket = TokenBucket::new(burst, per_second, Duration::from_secs(1)).ok()?;
+            Some(Arc::new(KeyThrottle::new(bucket, 100, Arc::<ManualClock>::clone(&clock)))
+                as Arc<dyn Throttle>)
+        };
+        let known = |network: &str, per_ip_per_second, sse_per_ip| KnownNetworks {
+            networks: vec![Network::parse(network).unwrap()],
+            per_ip_per_second,
+            per_ip_burst: 2,
+            sse_per_ip,
+        };
+        let networks = [known("10.0.0.0/8", 3, 2), known("10.1.0.0/16", 0, 0)];
+        let limits = limits(1, 1, &[]).with_known_networks(&networks, throttle);
+        let requests = |address| (0..9).filter(|_| limits.take_request(ip(address)).is_ok()).count();
+        assert_eq!([requests("1.1.1.1"), requests("10.2.0.1"), requests("10.2.0.2")], [1, 3, 3]);
+        assert_eq!(requests("10.1.0.1"), 9, "the smaller network says that there is no limit");
+        let streams = |address: &str| {
+            let permits: Vec<_> = (0..5).map(|_| limits.acquire_stream(ip(address))).collect();
+            permits.iter().filter(|permit| permit.is_ok()).count()
+        };
+        assert_eq!(["1.1.1.1", "10.2.0.1", "10.1.0.1"].map(streams), [1, 2, 5]);
     }
 
     #[test]

@@ -87,7 +87,10 @@ impl App {
         let fast = engines.throttle(FAST_PER_SECOND, FAST_PER_SECOND);
         let (together, max_streams) = (engines.attempts(), settings.http.max_streams);
         let address_limits =
-            AddressLimits::new(&settings.edge, throttle, fast, together, max_streams, counters);
+            AddressLimits::new(&settings.edge, throttle, fast, together, max_streams, counters)
+                .with_known_networks(&settings.edge.networks, |per_second, burst| {
+                    engines.throttle(per_second, burst)
+                });
         let upload_buffers = BufferBudget::new(settings.http.max_buffered / 2);
         let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {

@@ -9,6 +9,7 @@ pub(crate) mod webhook;
 use std::path::Path;
 
 use self::jwt::{RequiredClaims, TokenVerifier};
+use crate::sale::settings::BuyerIdentity;
 use crate::settings::Settings;
 use crate::settings::auth::{ADMIN_KEY, AuthSettings, admin_key};
 use crate::settings::source::SettingError;
@@ -20,6 +21,8 @@ pub struct Auth {
     pub tokens: TokenVerifier,
     /// Whether callers without credentials may use quota and slot.
     pub allow_anonymous: bool,
+    /// Whether buyers are named by tokens.
+    pub buyers_have_tokens: bool,
     /// Verifies callbacks and signs webhooks.
     pub webhook: webhook::WebhookSecret,
 }
@@ -30,6 +33,7 @@ impl Auth {
     pub fn load(settings: &Settings) -> Result<Self, SettingError> {
         let data = &settings.process.data;
         let webhook = webhook::WebhookSecret::load(&settings.request, data)?;
+        let buyers_have_tokens = settings.sale.identity == BuyerIdentity::Token;
         let (settings, plan_claim) = (&settings.auth, settings.tier.plan_claim.clone());
         let admin = match &settings.admin_key {
             Some(key) => key.clone(),
@@ -43,7 +47,7 @@ impl Auth {
             (None, None) => TokenVerifier::from_secret(&jwt_secret(settings, data)?, &required),
         };
         let (admin, allow_anonymous) = (credentials::AdminKey::new(&admin), settings.allow_anonymous);
-        Ok(Self { admin, tokens, allow_anonymous, webhook })
+        Ok(Self { admin, tokens, allow_anonymous, buyers_have_tokens, webhook })
     }
 }
 

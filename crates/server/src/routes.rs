@@ -8,7 +8,7 @@ use http::{HeaderName, Method};
 use weir_core::request::Scope;
 
 use crate::auth::credentials::Credentials::{
-    AnonymousOrScope, Open, Operator, OperatorOrScope, Signature, Tenant, Token,
+    AnonymousOrScope, Buyer, Open, Operator, OperatorOrScope, Signature, Tenant, Token,
 };
 use crate::auth::credentials::{Credentials, LIMITS_CHECK, QUOTA_CONFIGURE, QUOTA_SEND, SLOTS_ASSIGN};
 use crate::console::routes as console;
@@ -146,8 +146,8 @@ fn sale() -> Vec<Route> {
     let routes = vec![
         route!(GET "/api/v1/sales", Open, sale::get_sale),
         route!(GET "/api/v1/sales/events", Open, sale::events::watch_sales),
-        route!(POST "/api/v1/purchases", Open, sale::purchases::create_purchase).of_attempts(),
-        route!(GET "/api/v1/purchases", Open, sale::purchases::get_purchase),
+        route!(POST "/api/v1/purchases", Buyer, sale::purchases::create_purchase).of_attempts(),
+        route!(GET "/api/v1/purchases", Buyer, sale::purchases::get_purchase),
         route!(POST "/api/v1/products", Operator, sale::products::create_product),
         route!(GET "/api/v1/products", Operator, sale::products::list_products),
         route!(GET "/api/v1/products/{sku}", Operator, sale::products::get_product),
@@ -157,7 +157,10 @@ fn sale() -> Vec<Route> {
         route!(POST "/api/v1/products/{sku}/extend", Operator, sale::products::extend_sale),
         route!(GET "/api/v1/products/{sku}/purchases", Operator, sale::product_purchases::list_product_purchases),
     ];
-    routes.into_iter().chain(sale_page()).map(Route::of_sale).collect()
+    // For operators, in the flat format like other routes under /admin.
+    let anomalies =
+        route!(GET "/admin/sale/anomalies", Operator, sale::anomalies::list_anomalies).never_unavailable();
+    routes.into_iter().chain(sale_page()).map(Route::of_sale).chain([anomalies]).collect()
 }
 
 fn sale_page() -> impl Iterator<Item = Route> {

@@ -1,10 +1,11 @@
-//! Infrastructure of Weir's tests: a real PostgreSQL, Redis and Kafka, a faulty TCP proxy, the `weir` binary as a child
+//! Infrastructure of Weir's tests: a real PostgreSQL, Redis, Kafka and Envoy, a faulty TCP proxy, the `weir` binary as a child
 //! process, a small HTTP client, one way to wait and one way to count responses.
 //!
 //! Failures panic with a message that says what to do, for the reader of a failed test. No process started here outlives the
 //! test process, even if that is killed (see `watchdog`).
 
 pub mod clock;
+pub mod envoy;
 pub mod http;
 pub mod https;
 pub mod kafka;

@@ -1,11 +1,14 @@
 // Chooses what to show: the sale, that there is none, or that nothing could be reached yet.
 import { useRef } from 'react';
 import type { Api } from '../api';
+import type { Buyer } from '../buyer';
+import type { Challenge } from '../challenge';
 import type { ServerClock } from '../clock';
 import type { Feed } from '../feed';
 import type { Memory } from '../memory';
 import { useStore, useTitle } from '../react';
 import { runOf } from '../sale';
+import type { PageSettings } from '../settings';
 import { LinkStatus } from './LinkStatus';
 import { SalePage } from './SalePage';
 
@@ -14,6 +17,10 @@ export interface AppProps {
   clock: ServerClock;
   memory: Memory;
   feed: Feed;
+  settings: PageSettings;
+  /** Where tokens name buyers: who it is, if anybody has signed in. */
+  buyer: Buyer | null;
+  challenge: Challenge | null;
 }
 
 export function App(props: AppProps) {

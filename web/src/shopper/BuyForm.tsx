@@ -2,10 +2,13 @@
 // the focus and ignores presses, so that a keyboard user does not fall back to the top of the page.
 import { useEffect, useId, useRef } from 'react';
 import type { FormEvent, RefObject } from 'react';
+import type { Buyer } from '../buyer';
+import type { Challenge } from '../challenge';
 import type { ServerClock } from '../clock';
 import type { PurchaseState, Session } from '../purchase';
 import { useSecondsLeft } from '../react';
 import type { SaleView } from '../sale';
+import type { PageSettings } from '../settings';
 import { Notice } from './OutcomeCard';
 
 interface BuyFormProps {
@@ -15,17 +18,21 @@ interface BuyFormProps {
   clock: ServerClock;
   /** Where the focus goes when the sale ends under it. */
   fallbackFocus: RefObject<HTMLElement | null>;
+  settings: PageSettings;
+  buyer: Buyer | null;
+  challenge: Challenge | null;
 }
 
 function labelOf(view: SaleView, purchase: PurchaseState, wait: number): string {
   if (purchase.step === 'sending') return 'Buying…';
+  if (purchase.step === 'challenged') return 'Waiting for you…';
   if (purchase.step === 'checking') return 'Checking your order…';
   if (view.state === 'UPCOMING') return 'Not open yet';
   if (view.state === 'ENDED') return view.endReason === 'SOLD_OUT' ? 'Sold out' : 'Sale ended';
   return wait > 0 ? `Try again in ${wait} s` : 'Buy one';
 }
 
-export function BuyForm({ view, session, purchase, clock, fallbackFocus }: BuyFormProps) {
+export function BuyForm({ view, session, purchase, clock, fallbackFocus, settings, buyer, challenge }: BuyFormProps) {
   const { outcome, step, fieldError } = purchase;
   const until = outcome?.kind === 'throttled' || outcome?.kind === 'unavailable' ? outcome.until : 0;
   const wait = useSecondsLeft(until, clock.local);
@@ -38,14 +45,27 @@ export function BuyForm({ view, session, purchase, clock, fallbackFocus }: BuyFo
     if (fieldError !== null) field.current?.focus();
   }, [fieldError]);
 
+  useEffect(() => {
+    if (view.state === 'ACTIVE') session.prepare();
+    if (view.state === 'ENDED') session.giveUp();
+  }, [view.state, session]);
+
   function submit(event: FormEvent): void {
     event.preventDefault();
     if (view.state === 'ACTIVE' && wait === 0) void session.buy();
   }
 
+  if (settings.identity === 'token' && buyer === null) {
+    return view.state === 'ENDED' ? null : <p className="sign-in">To buy, sign in at the shop. It brings you back here.</p>;
+  }
   return (
     <form className="buy" noValidate onSubmit={submit} {...watchFocus}>
-      {view.state !== 'ENDED' && (
+      {view.state !== 'ENDED' && buyer !== null && (
+        <p className="field-hint">
+          Signed in as <strong data-testid="buyer">{buyer.userId}</strong>. One unit per person.
+        </p>
+      )}
+      {view.state !== 'ENDED' && buyer === null && (
         <div className="field">
           <label htmlFor={id}>Your e-mail address or user name</label>
           <input
@@ -79,7 +99,30 @@ export function BuyForm({ view, session, purchase, clock, fallbackFocus }: BuyFo
       <div role="alert">
         <Notice purchase={purchase} />
       </div>
+      {challenge !== null && <ChallengeBox challenge={challenge} asked={step === 'challenged'} onGiveUp={session.giveUp} />}
     </form>
+  );
+}
+
+/** Where the provider draws. Its invisible challenge may draw here, too, so the place is always there. */
+function ChallengeBox({ challenge, asked, onGiveUp }: { challenge: Challenge; asked: boolean; onGiveUp(): void }) {
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    challenge.place(box.current);
+    return () => challenge.place(null);
+  }, [challenge]);
+  useEffect(() => {
+    if (asked) box.current?.scrollIntoView({ block: 'nearest' });
+  }, [asked]);
+  return (
+    <div className="challenge" data-asked={asked}>
+      <div ref={box} />
+      {asked && (
+        <button className="quiet" type="button" onClick={onGiveUp}>
+          Cancel the order
+        </button>
+      )}
+    </div>
   );
 }
 

@@ -12,7 +12,7 @@ interface CardProps {
   outcome: Outcome;
   view: SaleView;
   clock: ServerClock;
-  onStartOver(): void;
+  onStartOver: (() => void) | null;
 }
 
 type Kind = 'confirmed' | 'already' | 'soldOut' | 'notActive';
@@ -79,7 +79,7 @@ export function OutcomeCard({ outcome, view, clock, onStartOver }: CardProps) {
       <Card kind="confirmed" title="You got one" quiet={outcome.restored}>
         <p>One unit is reserved for you. Keep this number.</p>
         <Ticket purchase={outcome.purchase} clock={clock} />
-        {outcome.restored && <NotYou onStartOver={onStartOver} />}
+        {outcome.restored && onStartOver && <NotYou onStartOver={onStartOver} />}
       </Card>
     );
   }
@@ -88,7 +88,7 @@ export function OutcomeCard({ outcome, view, clock, onStartOver }: CardProps) {
       <Card kind="already" title="You already have one" quiet={false}>
         <p>It is one unit per person, and your earlier purchase stands.</p>
         {outcome.purchase && <Ticket purchase={outcome.purchase} clock={clock} />}
-        <NotYou onStartOver={onStartOver} />
+        {onStartOver && <NotYou onStartOver={onStartOver} />}
       </Card>
     );
   }
@@ -112,7 +112,14 @@ export function Notice({ purchase: { step, outcome } }: { purchase: PurchaseStat
   if (step === 'checking') {
     return <Line kind="checking" title="The connection failed on the way.">Asking the shop whether your order arrived. Please wait.</Line>;
   }
+  if (step === 'challenged') {
+    return <Line kind="challenged" title="One more step.">Show that you are a person, and your order goes out by itself.</Line>;
+  }
   switch (outcome?.kind) {
+    case 'unproven':
+      return <Line kind="unproven" title="We could not check that you are a person.">Nothing was bought. If you block scripts, allow them for this page, then try again.</Line>;
+    case 'signedOut':
+      return <Line kind="signedOut" title="You are not signed in any more.">Nothing was bought. Sign in at the shop again.</Line>;
     case 'throttled':
       return <Line kind="throttled" title="Too many attempts.">This one was not taken. Wait a moment, then try again.</Line>;
     case 'unavailable':

@@ -50,9 +50,9 @@ export function SalePage({ view, typed, ...deps }: AppProps & { view: SaleView; 
         </p>
         <h1>{view.productName}</h1>
         <Countdown view={view} clock={clock} />
-        {final && outcome && <OutcomeCard key={outcome.kind} outcome={outcome} view={view} clock={clock} onStartOver={session.startOver} />}
+        {final && outcome && <OutcomeCard key={outcome.kind} outcome={outcome} view={view} clock={clock} onStartOver={deps.buyer ? null : session.startOver} />}
         {view.state === 'ENDED' && !final && <p className="closing">{closingWords(view)}</p>}
-        {!over && !holdsUnit(purchase) && <BuyForm view={view} session={session} purchase={purchase} clock={clock} fallbackFocus={eyebrow} />}
+        {!over && !holdsUnit(purchase) && <BuyForm {...deps} {...{ view, session, purchase }} fallbackFocus={eyebrow} />}
         <dl className="facts">
           <div>
             <dt>Opens</dt>

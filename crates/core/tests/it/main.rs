@@ -1,5 +1,6 @@
 //! Compares the rules with naive models.
 
+mod anomaly;
 mod quota;
 mod request;
 mod sale;

@@ -44,6 +44,8 @@ pub enum Credentials {
     AnonymousOrScope(&'static str),
     /// A valid token, whatever its scopes.
     Token,
+    /// A valid token if `sale.identity` says that tokens name buyers, otherwise none.
+    Buyer,
     /// A token with this scope that names a tenant.
     Tenant(Scope),
     /// A signature over the body. Only the handler has the body, so the handler checks the signature before anything else.
@@ -162,12 +164,15 @@ impl Auth {
     ) -> Result<Identity, AuthError> {
         match required {
             Credentials::Open | Credentials::Signature => Ok(Identity::None),
+            Credentials::Buyer if !self.buyers_have_tokens => Ok(Identity::None),
             Credentials::Operator => self.operator(method, headers, None),
             Credentials::AnonymousOrScope(_) if self.allow_anonymous => Ok(Identity::None),
             Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => {
                 self.operator(method, headers, Some(scope))
             }
-            Credentials::Token => self.claims(headers).map(Identity::User).ok_or(AuthError::Token),
+            Credentials::Token | Credentials::Buyer => {
+                self.claims(headers).map(Identity::User).ok_or(AuthError::Token)
+            }
             Credentials::Tenant(scope) => self.tenant(headers, scope).map(Identity::Tenant),
         }
     }

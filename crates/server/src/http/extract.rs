@@ -28,6 +28,21 @@ pub(crate) struct Tenant(pub(crate) TenantId);
 #[derive(Clone, Debug)]
 pub(crate) struct User(pub(crate) Arc<VerifiedClaims>);
 
+/// The claims of the caller's token, on routes with `Credentials::Buyer`; none where buyers name themselves.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenOfBuyer(pub(crate) Option<Arc<VerifiedClaims>>);
+
+impl<S: Sync> FromRequestParts<S> for TokenOfBuyer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        match parts.extensions.remove() {
+            Some(Identity::User(claims)) => Ok(Self(Some(claims))),
+            _ => Ok(Self(None)),
+        }
+    }
+}
+
 impl<S: Sync> FromRequestParts<S> for Tenant {
     type Rejection = ApiError;
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 use crate::address_limits::{AddressOverLimit, StreamRefusal};
+use crate::auth::credentials::BEARER_CHALLENGE;
 use crate::http::error::ApiError;
 use crate::http::rate_limit_headers::seconds_up;
 
@@ -19,6 +20,10 @@ const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
 
 #[derive(Debug)]
 pub(crate) struct SaleError(Box<SaleErrorParts>);
+
+/// The code of an error, in the extensions of its response: for logs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SaleErrorCode(pub(crate) &'static str);
 
 #[derive(Debug)]
 struct SaleErrorParts {
@@ -92,8 +97,7 @@ impl SaleError {
     }
 
     /// 401.
-    pub(crate) fn unauthorized() -> Self {
-        let message = "Missing or invalid X-Admin-Key header.";
+    pub(crate) fn unauthorized(message: &str) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", message)
     }
 
@@ -139,7 +143,8 @@ impl From<ApiError> for SaleError {
     fn from(error: ApiError) -> Self {
         let mut sale_error = match error.status() {
             StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(),
-            StatusCode::UNAUTHORIZED => Self::unauthorized(),
+            StatusCode::UNAUTHORIZED if is_about_token(&error) => Self::unauthorized(error.message()),
+            StatusCode::UNAUTHORIZED => Self::unauthorized("Missing or invalid X-Admin-Key header."),
             StatusCode::FORBIDDEN => Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", error.message()),
             StatusCode::BAD_REQUEST => match error.field() {
                 Some((field, problem)) => Self::invalid_fields(vec![(field, problem.to_owned())], None),
@@ -151,6 +156,11 @@ impl From<ApiError> for SaleError {
         sale_error.0.headers.extend(headers);
         sale_error
     }
+}
+
+/// Whether the route takes tokens alone.
+fn is_about_token(error: &ApiError) -> bool {
+    error.headers().get(WWW_AUTHENTICATE).is_some_and(|challenge| challenge == BEARER_CHALLENGE)
 }
 
 impl From<weir_store::Error> for SaleError {
@@ -178,6 +188,7 @@ impl From<StreamRefusal> for SaleError {
 impl IntoResponse for SaleError {
     fn into_response(self) -> Response {
         let SaleErrorParts { status, headers, body } = *self.0;
+        let code = SaleErrorCode(body.code);
         // Strings and numbers always become JSON.
         let json = serde_json::to_vec(&SaleErrorResponse { success: false, error: body }).unwrap_or_default();
         let mut response = Response::new(Body::from(json));
@@ -185,6 +196,7 @@ impl IntoResponse for SaleError {
         *response.headers_mut() = headers;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response.extensions_mut().insert(code);
         response
     }
 }

@@ -12,12 +12,14 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
+use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_store::{Error, Result};
 
 use super::events::BuyerFlagged;
 use super::metrics::SaleMetrics;
 use super::settings::SaleSettings;
+use super::settings::challenge::Provider;
 use crate::outbound::{OutboundClient, OutboundLimits, OutboundTarget, Reach};
 
 /// The longest token that is sent to the verifier. Known verifiers issue at most 2,048 characters.
@@ -38,8 +40,27 @@ const FLAGGED_MIN: f64 = 0.3;
 pub struct Challenge {
     client: OutboundClient,
     target: OutboundTarget,
+    provider: Provider,
     secret: String,
+    /// The secret for tokens of the interactive challenge, if that has keys of its own.
+    interactive_secret: Option<String>,
     metrics: SaleMetrics,
+}
+
+/// What a buyer has sent: the provider's token, and the challenge that it is from.
+#[derive(Clone, Copy, Debug)]
+pub struct ChallengeToken<'a> {
+    pub token: &'a str,
+    pub kind: ChallengeKind,
+}
+
+/// The two challenges of a provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ChallengeKind {
+    #[default]
+    Invisible,
+    Interactive,
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,22 +83,29 @@ impl Challenge {
     /// Returns `None` if no verifier is configured.
     #[must_use]
     pub fn new(settings: &SaleSettings, metrics: &SaleMetrics) -> Option<Self> {
-        let target = OutboundTarget::new(settings.challenge.as_ref()?)?;
-        let secret = settings.challenge_secret.clone()?;
-        let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
-        Some(Self { client, target, secret, metrics: metrics.clone() })
+        let settings = settings.challenge.as_ref()?;
+        Some(Self {
+            client: OutboundClient::new(Reach::Anywhere, BOUNDS),
+            target: OutboundTarget::new(&settings.verify_url)?,
+            provider: settings.provider,
+            secret: settings.keys.secret.0.clone(),
+            interactive_secret: settings.interactive_keys.as_ref().map(|keys| keys.secret.0.clone()),
+            metrics: metrics.clone(),
+        })
     }
 
     /// Checks a buyer's token. Without one, a challenge is required. Fails when the verifier is unavailable.
     pub async fn check(
         &self,
         buyer: &UserId,
-        token: Option<&str>,
+        token: Option<ChallengeToken<'_>>,
         address: IpAddr,
     ) -> Result<ChallengeOutcome> {
-        let outcome = match token.filter(|token| (1..=TOKEN_MAX).contains(&token.len())) {
+        let outcome = match token.filter(|token| (1..=TOKEN_MAX).contains(&token.token.len())) {
             None => Ok(ChallengeOutcome::Required),
-            Some(token) => self.verify(token, address).await.map(evaluate),
+            Some(token) => {
+                self.verify(token, address).await.map(|response| evaluate(self.provider, response))
+            }
         };
         match &outcome {
             Ok(ChallengeOutcome::Passed) => self.metrics.record_challenge("passed"),
@@ -88,14 +116,16 @@ impl Challenge {
         outcome
     }
 
-    fn form(&self, token: &str, address: IpAddr) -> Bytes {
+    fn form(&self, ChallengeToken { token, kind }: ChallengeToken<'_>, address: IpAddr) -> Bytes {
+        let interactive_secret = self.interactive_secret.as_ref();
+        let own_secret = interactive_secret.filter(|_| kind == ChallengeKind::Interactive);
         let mut form = Serializer::new(String::new());
-        form.append_pair("secret", &self.secret).append_pair("response", token);
+        form.append_pair("secret", own_secret.unwrap_or(&self.secret)).append_pair("response", token);
         form.append_pair("remoteip", &address.to_string());
         Bytes::from(form.finish())
     }
 
-    async fn verify(&self, token: &str, address: IpAddr) -> Result<VerifierResponse> {
+    async fn verify(&self, token: ChallengeToken<'_>, address: IpAddr) -> Result<VerifierResponse> {
         let form_type = HeaderValue::from_static("application/x-www-form-urlencoded");
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, form_type)]);
         let unavailable = |cause: String| Error::unavailable("challenge", cause);
@@ -108,14 +138,18 @@ impl Challenge {
     }
 }
 
-/// A response without a score passes if it is a success.
-fn evaluate(response: VerifierResponse) -> ChallengeOutcome {
-    match response {
-        VerifierResponse { success: false, .. } => ChallengeOutcome::Required,
-        VerifierResponse { score: None, .. } => ChallengeOutcome::Passed,
-        VerifierResponse { score: Some(score), .. } if score >= PASSED_MIN => ChallengeOutcome::Passed,
-        VerifierResponse { score: Some(score), .. } if score >= FLAGGED_MIN => ChallengeOutcome::Flagged,
-        VerifierResponse { .. } => ChallengeOutcome::Required,
+/// A response without a score passes if it is a success. hCaptcha's score is the risk, that of others the opposite.
+fn evaluate(provider: Provider, response: VerifierResponse) -> ChallengeOutcome {
+    let score = match provider {
+        Provider::HCaptcha => response.score.map(|risk| 1.0 - risk),
+        Provider::Turnstile | Provider::ReCaptcha => response.score,
+    };
+    match score {
+        _ if !response.success => ChallengeOutcome::Required,
+        None => ChallengeOutcome::Passed,
+        Some(score) if score >= PASSED_MIN => ChallengeOutcome::Passed,
+        Some(score) if score >= FLAGGED_MIN => ChallengeOutcome::Flagged,
+        Some(_) => ChallengeOutcome::Required,
     }
 }
 
@@ -125,7 +159,7 @@ mod tests {
 
     #[test]
     fn scores_map_to_three_outcomes() {
-        let outcome = |success, score| evaluate(VerifierResponse { success, score });
+        let outcome = |success, score| evaluate(Provider::ReCaptcha, VerifierResponse { success, score });
         for (score, expected) in [
             (1.0, ChallengeOutcome::Passed),
             (0.7, ChallengeOutcome::Passed),
@@ -139,5 +173,15 @@ mod tests {
             assert_eq!(outcome(false, Some(score)), ChallengeOutcome::Required);
         }
         assert_eq!(outcome(true, None), ChallengeOutcome::Passed);
+    }
+
+    #[test]
+    fn a_score_of_hcaptcha_is_a_risk() {
+        let outcome =
+            |score| evaluate(Provider::HCaptcha, VerifierResponse { success: true, score: Some(score) });
+        let outcomes = [0.0, 0.25, 0.5, 0.75, 1.0].map(outcome);
+        let [passed, flagged, required] =
+            [ChallengeOutcome::Passed, ChallengeOutcome::Flagged, ChallengeOutcome::Required];
+        assert_eq!(outcomes, [passed, passed, flagged, required, required]);
     }
 }

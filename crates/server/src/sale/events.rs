@@ -2,14 +2,17 @@
 //! its metric.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use weir_core::UserId;
+use weir_core::sale::anomaly::{Anomaly, Attempt};
 use weir_core::sale::{Sku, Terms};
 use weir_queue::rfc3339;
 use weir_store::Error;
 use weir_store::sale::Product;
 
 use super::metrics::SaleMetrics;
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::request_context::LogIds;
 
 /// An operator created a product.
@@ -144,6 +147,56 @@ impl BuyerFlagged<'_> {
     pub(super) fn emit(self, metrics: &SaleMetrics) {
         tracing::info!(userId = %self.buyer, address = %self.address, "a buyer with a low challenge score was let through");
         metrics.record_challenge("flagged");
+    }
+}
+
+/// Attempts to buy show a pattern that people do not.
+pub(super) struct AnomalyFound<'a> {
+    pub(super) anomaly: &'a Anomaly,
+}
+
+impl AnomalyFound<'_> {
+    pub(super) fn emit(self, metrics: &SaleMetrics) {
+        static LINES: LogThrottle = LogThrottle::new();
+        let Anomaly { pattern, key, sku, count, first_seen, .. } = self.anomaly;
+        metrics.record_anomaly(*pattern);
+        if let Some(suppressed) = LINES.permit() {
+            tracing::warn!(
+                pattern = pattern.as_str(),
+                key = &**key,
+                %sku,
+                count,
+                firstSeen = %rfc3339(*first_seen),
+                suppressed,
+                "attempts to buy do not look like people's; GET /admin/sale/anomalies lists what was found"
+            );
+        }
+    }
+}
+
+/// Somebody tried to buy. Written if `sale.log_attempts` is on.
+pub(crate) struct PurchaseAttempted<'a> {
+    pub(crate) attempt: &'a Attempt<'a>,
+    /// `BOUGHT`, or the code of the error.
+    pub(crate) outcome: &'static str,
+    pub(crate) took: Duration,
+}
+
+impl PurchaseAttempted<'_> {
+    pub(crate) fn emit(self) {
+        let ids = LogIds::current();
+        let Attempt { sku, user, address, agent } = self.attempt;
+        tracing::info!(
+            httpRequestId = ids.http_request_id(),
+            traceId = ids.trace_id(),
+            %sku,
+            userId = %user,
+            %address,
+            userAgent = agent,
+            outcome = self.outcome,
+            micros = u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
+            "an attempt to buy"
+        );
     }
 }
 

@@ -6,6 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use weir_core::sale::PurchaseRefusal;
+use weir_core::sale::anomaly::Pattern;
 use weir_store::Result;
 use weir_store::sale::{BuyOutcome, LedgerMetrics, ThrottledBy};
 
@@ -18,6 +19,11 @@ pub(crate) const FAST_PER_SECOND: u32 = 500;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClientLabels {
     client: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PatternLabels {
+    pattern: &'static str,
 }
 
 /// Metrics of sale. The counter of each outcome of a purchase is looked up once. Clones share the values.
@@ -33,6 +39,8 @@ pub struct SaleMetrics {
     pub throttled: Counter,
     failed: Counter,
     challenges: Family<OutcomeLabels, Counter>,
+    anomalies: PatternCounters,
+    anomalous_attempts: PatternCounters,
     clients: Family<ClientLabels, Counter>,
     browsers: Counter,
     other_clients: Counter,
@@ -73,6 +81,8 @@ impl SaleMetrics {
             browsers: client("browser"),
             other_clients: client("other"),
             clients,
+            anomalies: PatternCounters::new(),
+            anomalous_attempts: PatternCounters::new(),
             challenges: Family::default(),
             streams: Gauge::default(),
             events: Counter::default(),
@@ -94,6 +104,10 @@ impl SaleMetrics {
         r.register("edge_fast", fast, self.address_fast.clone());
         let clients = "Attempts to buy, by the kind of client that User-Agent names: browser or other";
         r.register("sale_clients", clients, self.clients.clone());
+        let anomalies = "Anomalies found in attempts to buy, by pattern";
+        r.register("sale_anomalies", anomalies, self.anomalies.family.clone());
+        let attempts = "Attempts to buy that belong to an anomaly, by pattern";
+        r.register("sale_anomalous_attempts", attempts, self.anomalous_attempts.family.clone());
         let mismatches =
             "Purchases that were in Redis but not in the store, or in the store but not in Redis";
         r.register("reconciliation_mismatches", mismatches, self.ledger.mismatches.clone());
@@ -137,9 +151,41 @@ impl SaleMetrics {
         self.challenges.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
+    pub fn record_anomaly(&self, pattern: Pattern) {
+        self.anomalies.inc(pattern);
+    }
+
+    pub fn record_anomalous_attempt(&self, pattern: Pattern) {
+        self.anomalous_attempts.inc(pattern);
+    }
+
     #[cfg(test)]
     pub(crate) fn challenge_count(&self, outcome: &'static str) -> u64 {
         self.challenges.get_or_create(&OutcomeLabels { outcome }).get()
+    }
+}
+
+/// A counter for each pattern, looked up once. All are there from the start, so that the first increase is seen.
+#[derive(Clone, Debug)]
+struct PatternCounters {
+    family: Family<PatternLabels, Counter>,
+    counters: [(Pattern, Counter); 4],
+}
+
+impl PatternCounters {
+    fn new() -> Self {
+        let family = Family::default();
+        let counters = Pattern::ALL.map(|pattern| {
+            let labels = PatternLabels { pattern: pattern.as_str() };
+            (pattern, Family::<_, Counter>::get_or_create_owned(&family, &labels))
+        });
+        Self { family, counters }
+    }
+
+    fn inc(&self, pattern: Pattern) {
+        if let Some((_, counter)) = self.counters.iter().find(|(counted, _)| *counted == pattern) {
+            counter.inc();
+        }
     }
 }
 

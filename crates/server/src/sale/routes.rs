@@ -2,6 +2,7 @@
 //! `{"success":true,"data":{…}}`, or `{"success":false,"error":{"code","message",…}}`. A refused purchase is such an error
 //! with status 200: the request was valid.
 
+pub(crate) mod anomalies;
 pub(crate) mod assets;
 pub(crate) mod events;
 pub(crate) mod product_purchases;

@@ -16,9 +16,11 @@ use weir_store::throttle::{AddressLimit, Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 use weir_store_redis::RedisAttempts;
 
+use super::anomalies::Anomalies;
 use super::challenge::Challenge;
 use super::event_ring::{EventRing, Origin, SaleSubscription};
 use super::metrics::SaleMetrics;
+use super::page::SalePage;
 use super::view::{Lookup, SaleView};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
@@ -34,6 +36,8 @@ pub struct SaleService {
     together: Option<RedisAttempts>,
     user_per_second: u32,
     challenge: Option<Challenge>,
+    anomalies: Anomalies,
+    page: SalePage,
     allow_reset: bool,
     timeout: Duration,
     metrics: SaleMetrics,
@@ -69,6 +73,8 @@ impl SaleService {
         let user_per_second = settings.sale.user_per_second;
         let throttle = engines.throttle(user_per_second, user_per_second);
         let challenge = Challenge::new(&settings.sale, &metrics.sale);
+        let page = SalePage::new(&settings.sale);
+        let anomalies = Anomalies::new(Arc::clone(&engines.store.wall_clock), metrics.sale.clone());
         let (timeout, metrics) = (settings.http.timeout, metrics.sale.clone());
         let allow_reset = settings.sale.allow_reset;
         Self {
@@ -80,6 +86,8 @@ impl SaleService {
             together: engines.attempts(),
             user_per_second,
             challenge,
+            anomalies,
+            page,
             allow_reset,
             timeout,
             metrics,
@@ -124,6 +132,17 @@ impl SaleService {
     #[must_use]
     pub const fn challenge(&self) -> Option<&Challenge> {
         self.challenge.as_ref()
+    }
+
+    /// Returns the anomalies in attempts to buy.
+    #[must_use]
+    pub const fn anomalies(&self) -> &Anomalies {
+        &self.anomalies
+    }
+
+    #[must_use]
+    pub(crate) const fn page(&self) -> &SalePage {
+        &self.page
     }
 
     /// Counts a buyer's attempt against the throttle of this server and, if that lets it pass, against that of all servers,

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use url::{Host, Url};
+use url::Url;
 
-use super::parse::boolean;
+use super::parse::{boolean, optional_trusted_url};
 use super::process::{ProcessSettings, is_loopback};
 use super::source::{SettingError, SettingsReader};
 
@@ -47,7 +47,7 @@ impl AuthSettings {
         let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));
         let allow_anonymous = reader.get_optional("allow_anonymous", boolean, "true or false")?;
         let jwks_file = reader.get_optional("jwks_file", path, "the path of a JWKS file")?;
-        let jwks_url = reader.get("jwks_url", None, jwks_url, JWKS_URL)?;
+        let jwks_url = reader.get("jwks_url", None, optional_trusted_url, JWKS_URL)?;
         if jwks_file.is_some() && jwks_url.is_some() {
             let problem = "WEIR_JWKS_FILE and WEIR_JWKS_URL are both set; set the one that has the keys of your provider";
             return Err(SettingError::conflict(problem.to_owned()));
@@ -67,22 +67,6 @@ impl AuthSettings {
             allow_anonymous_grpc: allow_anonymous.unwrap_or(is_loopback(process.grpc_listen)),
         })
     }
-}
-
-/// Parses the URL of a key set. Whoever can change it on its way can sign tokens, so it has to be encrypted unless it stays on
-/// this machine.
-fn jwks_url(text: &str) -> Option<Option<Url>> {
-    if text.is_empty() {
-        return Some(None);
-    }
-    let url: Url = text.trim().parse().ok()?;
-    let is_local = match url.host()? {
-        Host::Domain(name) => name == "localhost",
-        Host::Ipv4(address) => address.is_loopback(),
-        Host::Ipv6(address) => address.to_canonical().is_loopback(),
-    };
-    let is_allowed = url.scheme() == "https" || (url.scheme() == "http" && is_local);
-    is_allowed.then_some(Some(url))
 }
 
 /// Parses the operator's key. It often ends with a line break, which is removed. The rest must fit into a header unchanged.

@@ -1,5 +1,6 @@
 //! Limits per address on the routes without credentials, and the proxies that may name the client's address.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::source::{SettingError, SettingsReader};
@@ -16,7 +17,23 @@ pub struct EdgeSettings {
     pub sse_per_ip: u32,
     /// `edge.trusted_proxies`: proxies whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<Network>,
+    /// `[edge.networks.<name>]`: networks whose addresses have limits of their own.
+    pub networks: Vec<KnownNetworks>,
 }
+
+/// Networks that are known, such as those of an office, and the limits of each of their addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownNetworks {
+    pub networks: Vec<Network>,
+    pub per_ip_per_second: u32,
+    pub per_ip_burst: u32,
+    pub sse_per_ip: u32,
+}
+
+const LIMIT: &str = "a number from 0 (no limit) to 1000000";
+const NUMBER: &str = "a number from 0 to 1000000";
+const NETWORKS: &str = "a list of addresses and networks such as 10.0.0.0/8";
+const MAX: u32 = 1_000_000;
 
 impl EdgeSettings {
     /// Returns how many requests of one address may come at once.
@@ -25,19 +42,52 @@ impl EdgeSettings {
     }
 
     pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
-        let number = "a number from 0 to 1000000";
-        let limit = "a number from 0 (no limit) to 1000000";
-        Ok(Self {
-            per_ip_per_second: reader.get("edge.per_ip_per_second", 0, up_to(1_000_000), limit)?,
-            per_ip_burst: reader.get("edge.per_ip_burst", 50, up_to(1_000_000), number)?,
-            sse_per_ip: reader.get("edge.sse_per_ip", 1_000, up_to(1_000_000), limit)?,
-            trusted_proxies: reader.get(
-                "edge.trusted_proxies",
-                Vec::new(),
-                networks,
-                "a list of addresses and networks such as 10.0.0.0/8, or nothing",
-            )?,
-        })
+        let or_nothing = format!("{NETWORKS}, or nothing");
+        let mut settings = Self {
+            per_ip_per_second: reader.get("edge.per_ip_per_second", 0, up_to(MAX), LIMIT)?,
+            per_ip_burst: reader.get("edge.per_ip_burst", 50, up_to(MAX), NUMBER)?,
+            sse_per_ip: reader.get("edge.sse_per_ip", 1_000, up_to(MAX), LIMIT)?,
+            trusted_proxies: reader.get("edge.trusted_proxies", Vec::new(), networks, &or_nothing)?,
+            networks: Vec::new(),
+        };
+        for (name, fields) in reader.tables("edge.networks") {
+            let known = settings.read_networks(&name, &fields)?;
+            settings.networks.push(known);
+        }
+        Ok(settings)
+    }
+
+    /// Reads known networks. A limit that they do not name is that of all addresses.
+    fn read_networks(
+        &self,
+        name: &str,
+        fields: &BTreeMap<String, String>,
+    ) -> Result<KnownNetworks, SettingError> {
+        let mut known = KnownNetworks {
+            networks: Vec::new(),
+            per_ip_per_second: self.per_ip_per_second,
+            per_ip_burst: self.per_ip_burst,
+            sse_per_ip: self.sse_per_ip,
+        };
+        for (field, text) in fields {
+            let wrong = |allowed| SettingError::new(format!("edge.networks.{name}.{field}"), text, allowed);
+            let number = |allowed| up_to(MAX)(text).ok_or_else(|| wrong(allowed));
+            match field.as_str() {
+                "networks" => known.networks = networks(text).ok_or_else(|| wrong(NETWORKS))?,
+                "per_ip_per_second" => known.per_ip_per_second = number(LIMIT)?,
+                "per_ip_burst" => known.per_ip_burst = number(NUMBER)?,
+                "sse_per_ip" => known.sse_per_ip = number(LIMIT)?,
+                _ => {
+                    return Err(wrong(
+                        "left out, or networks, per_ip_per_second, per_ip_burst or sse_per_ip",
+                    ));
+                }
+            }
+        }
+        if known.networks.is_empty() {
+            return Err(SettingError::new(format!("edge.networks.{name}.networks"), "", NETWORKS));
+        }
+        Ok(known)
     }
 }
 
@@ -66,6 +116,12 @@ impl Network {
         let (width, offset) = if address.is_ipv4() { (32, 96) } else { (128, 0) };
         let prefix = prefix.unwrap_or(width);
         (prefix <= width).then(|| Self { bits: bits(address), prefix: prefix + offset })
+    }
+
+    /// Returns the length of the prefix: of two networks that contain an address, the longer describes it better.
+    #[must_use]
+    pub const fn prefix(&self) -> u32 {
+        self.prefix
     }
 
     #[must_use]
@@ -102,6 +158,31 @@ mod tests {
         assert!(contains("0.0.0.0/0", "1.2.3.4"));
         assert!(!contains("0.0.0.0/0", "2001:db8::1"), "all of IPv4 does not include IPv6");
         assert!(contains("::/0", "1.2.3.4"));
+    }
+
+    #[test]
+    fn known_networks_take_over_the_limits_that_they_do_not_name() {
+        let read = |text: &str| {
+            let path = std::path::PathBuf::from("weir.toml");
+            let values = super::super::source::flatten_toml(&path, text).unwrap();
+            let sources = super::super::source::Sources { file: Some((path, values)), ..Default::default() };
+            EdgeSettings::read(&mut SettingsReader::new(sources)).map_err(|error| error.to_string())
+        };
+        let office =
+            "[edge.networks.office]\nnetworks = [\"10.0.0.0/8\", \"fd00::/8\"]\nper_ip_per_second = 900\n";
+        let settings = read(&format!("[edge]\nper_ip_burst = 7\n{office}")).unwrap();
+        let known = &settings.networks[0];
+        assert_eq!((known.per_ip_per_second, known.per_ip_burst, known.sse_per_ip), (900, 7, 1_000));
+        assert_eq!(known.networks.len(), 2);
+        for (wrong, named) in [
+            (format!("{office}burst = 1"), "edge.networks.office.burst"),
+            (format!("{office}per_ip_burst = -1"), "edge.networks.office.per_ip_burst"),
+            ("[edge.networks.office]\nper_ip_burst = 1".to_owned(), "edge.networks.office.networks"),
+            ("[edge.networks.office]\nnetworks = [\"office\"]".to_owned(), "10.0.0.0/8"),
+        ] {
+            let sentence = read(&wrong).unwrap_err();
+            assert!(sentence.contains(named), "{sentence}");
+        }
     }
 
     #[test]

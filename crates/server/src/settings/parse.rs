@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use url::Url;
+use url::{Host, Url};
 
 /// Parses a duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
 #[must_use]
@@ -54,6 +54,22 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
 pub(crate) fn http_url(text: &str) -> Option<Url> {
     let url: Url = text.trim().parse().ok()?;
     (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
+}
+
+/// Parses an `https://` URL, or an `http://` one that stays on this machine: for what nobody on the way may change. Empty means
+/// none.
+pub(crate) fn optional_trusted_url(text: &str) -> Option<Option<Url>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let url: Url = text.trim().parse().ok()?;
+    let is_local = match url.host()? {
+        Host::Domain(name) => name == "localhost",
+        Host::Ipv4(address) => address.is_loopback(),
+        Host::Ipv6(address) => address.to_canonical().is_loopback(),
+    };
+    let is_allowed = url.scheme() == "https" || (url.scheme() == "http" && is_local);
+    is_allowed.then_some(Some(url))
 }
 
 /// As [`http_url`]; empty means none.

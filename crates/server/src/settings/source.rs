@@ -15,8 +15,8 @@ const SECRETS: [&str; 13] = [
     "kafka.password",
     "request.keys",
     "ai.authorization",
-    "sale.challenge",
-    "sale.challenge_secret",
+    "sale.challenge.secret",
+    "sale.challenge.interactive_secret",
     "store",
     "cache",
     "broker",
@@ -25,14 +25,15 @@ const SECRETS: [&str; 13] = [
 ];
 
 /// The settings that may be set only in the environment: a file is too easily committed.
-const ENVIRONMENT_ONLY: [&str; 7] = [
+const ENVIRONMENT_ONLY: [&str; 8] = [
     "admin_key",
     "jwt_secret",
     "webhook_secret",
     "kafka.password",
     "request.keys",
     "ai.authorization",
-    "sale.challenge_secret",
+    "sale.challenge.secret",
+    "sale.challenge.interactive_secret",
 ];
 
 /// Variables that many programs know, and the settings that they stand for. The `WEIR_…` variable wins.

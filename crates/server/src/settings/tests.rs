@@ -50,7 +50,8 @@ fn the_default_file_states_every_setting_with_its_default() {
         "kafka.password",
         "request.keys",
         "ai.authorization",
-        "sale.challenge_secret",
+        "sale.challenge.secret",
+        "sale.challenge.interactive_secret",
     ];
     let mut reader = SettingsReader::new(Sources::default());
     let all = known_settings(&mut reader);
@@ -133,6 +134,31 @@ fn the_broker_timeout_must_be_shorter_than_a_call() {
     assert!(sentence.contains("kafka.timeout") && sentence.contains("at most 1.5s"), "{sentence}");
     let settings = Settings::read(environment(&[kafka, ("WEIR_HTTP_TIMEOUT", "10s")])).unwrap();
     assert_eq!(settings.store.kafka_timeout, std::time::Duration::from_secs(8));
+}
+
+#[test]
+fn half_a_challenge_does_not_pass_for_none() {
+    let provider = ("WEIR_SALE_CHALLENGE_PROVIDER", "turnstile");
+    let (key, secret) = (("WEIR_SALE_CHALLENGE_SITE_KEY", "k"), ("WEIR_SALE_CHALLENGE_SECRET", "hunter2"));
+    let insecure = ("WEIR_SALE_CHALLENGE_VERIFY_URL", "http://verifier.example/");
+    let interactive = ("WEIR_SALE_CHALLENGE_INTERACTIVE_SITE_KEY", "k");
+    for (settings, named) in [
+        (vec![provider], "sale.challenge.provider"),
+        (vec![provider, key], "WEIR_SALE_CHALLENGE_SECRET"),
+        (vec![secret], "sale.challenge.site_key"),
+        (vec![key, secret], "sale.challenge.provider"),
+        (vec![provider, key, secret, interactive], "WEIR_SALE_CHALLENGE_INTERACTIVE_SECRET"),
+        (vec![provider, key, secret, insecure], "https://"),
+        (vec![("WEIR_SALE_CHALLENGE_PROVIDER", "captcha")], "recaptcha"),
+        (vec![("WEIR_SALE_IDENTITY", "cookie")], "token"),
+    ] {
+        let sentence = Settings::read(environment(&settings)).unwrap_err().to_string();
+        assert!(sentence.contains(named) && !sentence.contains("hunter2"), "{settings:?}: {sentence}");
+    }
+    let settings = Settings::read(environment(&[provider, key, secret])).unwrap().sale.challenge.unwrap();
+    assert_eq!(settings.verify_url.as_str(), "https://challenges.cloudflare.com/turnstile/v0/siteverify");
+    assert!(settings.script_url.as_str().starts_with("https://challenges.cloudflare.com/turnstile/"));
+    assert!(!format!("{settings:?}").contains("hunter2"));
 }
 
 #[test]

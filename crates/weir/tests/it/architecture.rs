@@ -121,12 +121,12 @@ fn logs(code: &str) -> bool {
 /// Whether code moves a counter of its capability.
 fn counts(code: &str) -> bool {
     let moves = ["inc(", "inc_by(", "observe(", "record_", "record(", "count_"];
-    let calls = code.split("metrics.").skip(1).filter_map(|rest| {
+    let mut calls = code.split("metrics.").skip(1).filter_map(|rest| {
         // The path of fields behind it, up to the call: `metrics.denied.inc(`, `metrics.record_send(`.
         let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'))?;
         rest[end..].starts_with('(').then(|| &rest[..=end])
     });
-    calls.into_iter().any(|call| {
+    calls.any(|call| {
         let method = call.rsplit('.').next().unwrap();
         moves.iter().any(|name| method.starts_with(name))
     })

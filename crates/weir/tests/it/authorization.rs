@@ -24,15 +24,13 @@ use crate::fixtures::{FAR_FUTURE, InProcess, Running, Store, TEST_TIMEOUT};
 const UNKNOWN_ID: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
 
 /// Routes that require no credentials, or for which this test cannot create them, and the reason.
-const NOT_COVERED: [(&str, &str); 14] = [
+const NOT_COVERED: [(&str, &str); 12] = [
     (
         "POST /v1/requests/{requestId}/callback",
         "signed over its body; request/callback.rs tests valid signatures",
     ),
     ("GET /api/v1/sales", "shoppers have no credentials"),
     ("GET /api/v1/sales/events", "shoppers have no credentials"),
-    ("POST /api/v1/purchases", "shoppers name themselves in X-User-Id"),
-    ("GET /api/v1/purchases", "shoppers name themselves in X-User-Id"),
     ("GET /health", "probes and dashboards have no credentials"),
     ("GET /livez", "probes have no credentials"),
     ("GET /readyz", "probes have no credentials"),
@@ -60,8 +58,9 @@ struct Attempt {
 
 impl Fixture {
     async fn start() -> Self {
-        // Even on a loopback address quota and slot then require credentials.
-        let running = Running::start_with(Store::Embedded, &[("WEIR_ALLOW_ANONYMOUS", "false")]).await;
+        // Even on a loopback address quota and slot then require credentials, and buyers tokens.
+        let settings = [("WEIR_ALLOW_ANONYMOUS", "false"), ("WEIR_SALE_IDENTITY", "token")];
+        let running = Running::start_with(Store::Embedded, &settings).await;
         let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
         let admin_key = running.weir.admin_key();
         Self { running, secret, admin_key }
@@ -103,7 +102,7 @@ impl Fixture {
             Credentials::Open => return Vec::new(),
             Credentials::Operator => (None, true),
             Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => (Some(scope), true),
-            Credentials::Token | Credentials::Signature => (None, false),
+            Credentials::Token | Credentials::Buyer | Credentials::Signature => (None, false),
             Credentials::Tenant(scope) => (Some(scope.as_str()), false),
         };
         let refused = |status| move |name: &str, header| Attempt { name: name.to_owned(), header, status };
@@ -142,7 +141,7 @@ impl Fixture {
                 let all = self.token(Some("acme"), Some(&others.join(" ")));
                 attempts.push(forbidden("every other scope", Some(("authorization", all))));
             }
-            Credentials::Open | Credentials::Token => {}
+            Credentials::Open | Credentials::Token | Credentials::Buyer => {}
         }
         if matches!(credentials, Credentials::Tenant(_)) {
             for tenant in [None, Some("")] {
@@ -166,7 +165,7 @@ impl Fixture {
             Credentials::OperatorOrScope(scope) | Credentials::AnonymousOrScope(scope) => {
                 operators().chain([token(None, Some(scope))]).collect()
             }
-            Credentials::Token => vec![token(None, None)],
+            Credentials::Token | Credentials::Buyer => vec![token(None, None)],
             Credentials::Tenant(scope) => vec![token(Some("acme"), Some(scope.as_str()))],
         }
     }
@@ -237,7 +236,7 @@ fn check_refusal(route: &Route, response: &Response, at: &str) {
             Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::AnonymousOrScope(_) => {
                 (true, true)
             }
-            Credentials::Token | Credentials::Tenant(_) => (true, false),
+            Credentials::Token | Credentials::Buyer | Credentials::Tenant(_) => (true, false),
             Credentials::Open | Credentials::Signature => (false, false),
         };
         assert_eq!(challenge.contains("Bearer"), takes_token, "{at}: {challenge}");

@@ -6,8 +6,18 @@ use std::path::Path;
 use crate::architecture::rust_files;
 
 const PAGE: &str = include_str!("../../../../docs/bounds.md");
-const CRATES: [&str; 9] =
-    ["server", "store", "limiter", "store-sqlite", "store-postgres", "store-redis", "queue", "weir", "tower"];
+const CRATES: [&str; 10] = [
+    "core",
+    "server",
+    "store",
+    "limiter",
+    "store-sqlite",
+    "store-postgres",
+    "store-redis",
+    "queue",
+    "weir",
+    "tower",
+];
 /// The last two are ours: `weir_store::BoundedCache` and `weir_limiter::Memory`.
 const COLLECTIONS: [&str; 7] =
     ["HashMap<", "BTreeMap<", "HashSet<", "BTreeSet<", "VecDeque<", "BoundedCache<", "Memory<"];

@@ -36,12 +36,12 @@ fn pages() -> String {
 }
 
 /// Returns the name under which a metric is registered: without the suffix that a counter has when it is shown.
-fn family(name: &str) -> String {
+pub(crate) fn family(name: &str) -> String {
     name.strip_suffix("_total").unwrap_or(name).to_owned()
 }
 
 /// Returns the families of metrics that the sources register. `/metrics` shows those with labels only once they have a value.
-fn registered_families() -> BTreeSet<String> {
+pub(crate) fn registered_families() -> BTreeSet<String> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     for name in ["server", "store"] {

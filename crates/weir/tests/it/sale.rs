@@ -1,5 +1,7 @@
 //! Sale over HTTP.
 
+mod anomalies;
+mod buyers;
 mod crowd;
 mod dead;
 mod demo;

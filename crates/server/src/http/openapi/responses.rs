@@ -119,6 +119,7 @@ pub(crate) fn security(credentials: Credentials, method: &HttpMethod) -> Vec<Sec
             vec![SecurityRequirement::default(), key(), token(Some(scope))]
         }
         Credentials::Token => vec![token(None)],
+        Credentials::Buyer => vec![SecurityRequirement::default(), token(None)],
         Credentials::Tenant(scope) => vec![token(Some(scope.as_str()))],
     }
 }
@@ -154,7 +155,7 @@ fn shared_errors(route: &Route, operation: &Operation) -> Vec<&'static SharedErr
         Credentials::Operator | Credentials::OperatorOrScope(_) | Credentials::AnonymousOrScope(_) => {
             vec![&NO_CREDENTIALS, &NO_SCOPE]
         }
-        Credentials::Token => vec![&NO_TOKEN],
+        Credentials::Token | Credentials::Buyer => vec![&NO_TOKEN],
         Credentials::Tenant(_) => vec![&NO_TOKEN, &NO_SCOPE],
         Credentials::Signature => vec![&NO_SIGNATURE],
     };

@@ -1,15 +1,16 @@
-//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files are embedded in the binary if they
-//! existed when it was built. Otherwise a small page explains how to build them.
+//! The sale page: `/sale/` for shoppers, `/sale/admin.html` for the operator. Its files, and the policy that they run under, are
+//! those of `page.rs`. A binary without them serves a small page that explains how to build them.
 
-use axum::extract::RawQuery;
+use std::sync::Arc;
+
+use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::LOCATION;
 
+use crate::app::App;
 use crate::http::extract::PathParam;
 use crate::http::page_files;
-
-const MISSING: &str = include_str!("../../../assets/no-sale-page.html");
 
 /// Be redirected to the sale page.
 ///
@@ -41,8 +42,8 @@ pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     tag = "sale",
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
-pub(crate) async fn get_page() -> Response {
-    page_files::find("index.html").unwrap_or_else(|| page_files::html(MISSING))
+pub(crate) async fn get_page(State(app): State<Arc<App>>) -> Response {
+    app.sale.page().index()
 }
 
 /// Get a file of the sale page.
@@ -58,10 +59,9 @@ pub(crate) async fn get_page() -> Response {
         (status = 404, description = "There is no such file."),
     ),
 )]
-pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
-    name.ok()
-        .and_then(|name| page_files::find(&name))
-        .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
+pub(crate) async fn get_page_file(PathParam(name): PathParam, State(app): State<Arc<App>>) -> Response {
+    let file = name.ok().and_then(|name| app.sale.page().file(&name));
+    file.unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }
 
 /// Get an asset of the sale page.
@@ -82,7 +82,6 @@ pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
     ),
 )]
 pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
-    name.ok()
-        .and_then(|name| page_files::find(&format!("assets/{name}")))
-        .unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
+    let file = name.ok().and_then(|name| page_files::find(&format!("assets/{name}")));
+    file.unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }

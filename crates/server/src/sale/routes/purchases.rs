@@ -1,7 +1,7 @@
 //! HTTP routes of purchases: `/api/v1/purchases`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -12,19 +12,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use weir_core::UserId;
+use weir_core::sale::anomaly::Attempt;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
 use weir_store::sale::{BuyOutcome, FoundPurchase, ThrottledBy};
 use weir_store::throttle::ThrottleDecision;
 
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
 use crate::app::App;
+use crate::auth::credentials::AuthError;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::http::extract::Visitor;
+use crate::http::extract::{TokenOfBuyer, Visitor};
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::RateLimitHeaders;
-use crate::http::sale_error::SaleError;
-use crate::sale::challenge::ChallengeOutcome;
+use crate::http::sale_error::{SaleError, SaleErrorCode};
+use crate::sale::challenge::{ChallengeKind, ChallengeOutcome, ChallengeToken};
+use crate::sale::events::PurchaseAttempted;
+use crate::sale::settings::BuyerIdentity;
 
 const BUYER: &str = "X-User-Id";
 const CHALLENGE_TOKEN: &str = "x-challenge-token";
@@ -34,7 +38,7 @@ const CHALLENGE_TOKEN: &str = "x-challenge-token";
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "parse_buyer reads it")]
 struct BuyerHeader {
-    /// The buyer. Surrounding whitespace is removed.
+    /// The buyer. Surrounding whitespace is removed. Not read where tokens name buyers (`sale.identity`).
     #[param(rename = "X-User-Id", value_type = schema::UserId, example = "user@example.com")]
     user: String,
 }
@@ -48,8 +52,12 @@ pub(crate) struct PurchaseRequest {
     /// Always 1: one unit per buyer.
     #[schema(value_type = u32, minimum = 1, maximum = 1)]
     qty: Option<Value>,
-    /// The verifier's token, if `sale.challenge` is set. The header `X-Challenge-Token` may carry it instead.
+    /// The provider's token, if `sale.challenge` is set. The header `X-Challenge-Token` may carry it instead.
     challenge_token: Option<String>,
+    /// The challenge that the token is from, if the interactive one has keys of its own: `invisible` by default.
+    #[serde(default)]
+    #[schema(inline)]
+    challenge_kind: ChallengeKind,
 }
 
 /// A purchase of one unit.
@@ -84,7 +92,7 @@ struct PurchaseResponse {
             "X-Challenge-Token" = Option<String>,
             Header,
             nullable = false,
-            description = "The verifier's token, if `sale.challenge` is set; instead of `challengeToken`.",
+            description = "The provider's token, if `sale.challenge` is set; instead of `challengeToken`.",
         ),
     ),
     request_body = PurchaseRequest,
@@ -106,32 +114,56 @@ struct PurchaseResponse {
 )]
 pub(crate) async fn create_purchase(
     visitor: Visitor,
+    token: TokenOfBuyer,
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     body: Result<Json<PurchaseRequest>, ApiError>,
 ) -> Result<Response, SaleError> {
-    app.sale.record_client(headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()));
-    let buyer = parse_buyer(&headers)?;
+    let started = Instant::now();
+    let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    app.sale.record_client(agent);
+    let buyer = parse_buyer(&app, &token, &headers)?;
     let Json(request) = body?;
     let sku = parse(&request)?;
-    let attempt = app.sale.attempt(&buyer).await;
-    if let Some(refused) = attempt.filter(|attempt| !attempt.is_allowed) {
+    let attempt = Attempt { sku: &sku, user: &buyer, address: visitor.address, agent };
+    app.sale.anomalies().record(&attempt);
+    let response = buy(&app, &visitor, &headers, &request, &attempt).await.into_response();
+    if app.settings.sale.log_attempts {
+        let code = response.extensions().get::<SaleErrorCode>().map_or("BOUGHT", |SaleErrorCode(code)| *code);
+        PurchaseAttempted { attempt: &attempt, outcome: code, took: started.elapsed() }.emit();
+    }
+    Ok(response)
+}
+
+/// Sells a unit to those who may try and are people.
+async fn buy(
+    app: &App,
+    visitor: &Visitor,
+    headers: &HeaderMap,
+    request: &PurchaseRequest,
+    attempt: &Attempt<'_>,
+) -> Result<Response, SaleError> {
+    let (sku, buyer) = (attempt.sku.clone(), attempt.user.clone());
+    let attempts = app.sale.attempt(&buyer).await;
+    if let Some(refused) = attempts.filter(|attempts| !attempts.is_allowed) {
         return Err(too_many_attempts(&refused));
     }
     let header = headers.get(CHALLENGE_TOKEN).and_then(|value| value.to_str().ok());
-    challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
-    let outcome = app.sale.buy(sku.clone(), buyer, visitor.limit).await?;
+    let token = request.challenge_token.as_deref().or(header);
+    let token = token.map(|token| ChallengeToken { token, kind: request.challenge_kind });
+    challenge(app, visitor, &buyer, token).await?;
+    let outcome = app.sale.buy(sku.clone(), buyer, visitor.limit.clone()).await?;
     let mut response = match outcome {
         BuyOutcome::Bought { receipt, .. } => describe(&sku, receipt).into_response(),
         BuyOutcome::Refused(refusal) => refuse(refusal).into_response(),
         BuyOutcome::UnknownSku => unknown_sale().into_response(),
         BuyOutcome::Throttled { by, retry_after } => {
-            return Err(too_many_together(by, attempt, retry_after));
+            return Err(too_many_together(by, attempts, retry_after));
         }
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(attempt) = attempt {
-        rate_limit(&attempt).write(response.headers_mut());
+    if let Some(attempts) = attempts {
+        rate_limit(&attempts).write(response.headers_mut());
     }
     Ok(response)
 }
@@ -151,11 +183,12 @@ pub(crate) async fn create_purchase(
     ),
 )]
 pub(crate) async fn get_purchase(
+    token: TokenOfBuyer,
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     query: Result<Query<SaleQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {
-    let buyer = parse_buyer(&headers)?;
+    let buyer = parse_buyer(&app, &token, &headers)?;
     let sku = parse_query(query)?;
     let found = app.sale.purchase(&buyer, sku.as_ref()).await?;
     let FoundPurchase { sku, receipt } =
@@ -163,8 +196,20 @@ pub(crate) async fn get_purchase(
     Ok(([(CACHE_CONTROL, "no-store")], describe(&sku, receipt)).into_response())
 }
 
-/// Reads the buyer from the header `X-User-Id`.
-fn parse_buyer(headers: &HeaderMap) -> Result<UserId, SaleError> {
+/// Reads the buyer from the header `X-User-Id` or, with `sale.identity = "token"`, from the token alone.
+fn parse_buyer(
+    app: &App,
+    TokenOfBuyer(claims): &TokenOfBuyer,
+    headers: &HeaderMap,
+) -> Result<UserId, SaleError> {
+    if app.settings.sale.identity == BuyerIdentity::Token {
+        let buyer = claims.as_ref().and_then(|claims| UserId::parse(claims.sub.as_str()).ok());
+        return buyer.ok_or_else(|| {
+            ApiError::from(AuthError::Token)
+                .with_message("The token must name its user in sub, in 1 to 255 characters")
+                .into()
+        });
+    }
     let text = headers.get(BUYER).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
     text.and_then(|text| UserId::parse(text.trim()).ok()).ok_or_else(|| {
         let message = "X-User-Id header is required and must be a non-empty string.";
@@ -221,7 +266,7 @@ async fn challenge(
     app: &App,
     visitor: &Visitor,
     buyer: &UserId,
-    token: Option<&str>,
+    token: Option<ChallengeToken<'_>>,
 ) -> Result<(), SaleError> {
     let Some(challenge) = app.sale.challenge() else { return Ok(()) };
     match challenge.check(buyer, token, visitor.address).await? {

@@ -57,6 +57,25 @@ async fn an_address_with_too_many_requests_is_throttled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_of_a_known_network_has_a_limit_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("weir.toml");
+    let text = "[edge]\nper_ip_per_second = 1\nper_ip_burst = 2\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
+        [edge.networks.office]\nnetworks = [\"203.0.113.0/24\"]\nper_ip_per_second = 0\n";
+    std::fs::write(&file, text).unwrap();
+    let running = Running::start_with(Store::Embedded, &[("WEIR_CONFIG", file.to_str().unwrap())]).await;
+    let limited = async |address: &str| {
+        let headers = [("x-forwarded-for", address)];
+        let client = running.client();
+        let calls = (0..40).map(|_| client.request(Method::GET, "/api/v1/sales", &headers, ""));
+        let answers = futures_util::future::join_all(calls).await;
+        answers.into_iter().filter(|answer| answer.as_ref().unwrap().status == 429).count()
+    };
+    assert_eq!(limited("203.0.113.7").await, 0);
+    assert!(limited("198.51.100.7").await >= 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_per_address_are_limited_and_a_closed_one_makes_room() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "2")]).await;
     create_active(&running.operator(), "W", 5).await;
@@ -70,7 +89,20 @@ async fn streams_per_address_are_limited_and_a_closed_one_makes_room() {
     .await;
 }
 
-/// A verifier that answers with the token itself, `{"success":…,"score":…}`, if the secret is `s3cret`.
+/// The settings of a challenge, whose verifier is asked with the secret `s3cret`, or `int3ractive`.
+fn challenge<'a>(provider: &'a str, verify_url: &'a str) -> [(&'a str, &'a str); 6] {
+    [
+        ("WEIR_SALE_CHALLENGE_PROVIDER", provider),
+        ("WEIR_SALE_CHALLENGE_SITE_KEY", "the-site-key"),
+        ("WEIR_SALE_CHALLENGE_SECRET", "s3cret"),
+        ("WEIR_SALE_CHALLENGE_INTERACTIVE_SITE_KEY", "the-other-key"),
+        ("WEIR_SALE_CHALLENGE_INTERACTIVE_SECRET", "int3ractive"),
+        ("WEIR_SALE_CHALLENGE_VERIFY_URL", verify_url),
+    ]
+}
+
+/// A verifier that answers with the token itself, `{"success":…,"score":…}`, if the secret is `s3cret` or, for a token with
+/// `"interactive":true`, `int3ractive`.
 async fn verifier() -> std::net::SocketAddr {
     use http_body_util::{BodyExt, Full};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -79,7 +111,9 @@ async fn verifier() -> std::net::SocketAddr {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         let form: std::collections::BTreeMap<String, String> =
             url::form_urlencoded::parse(&body).into_owned().collect();
-        let answer = if form["secret"] == "s3cret" && form.contains_key("remoteip") {
+        let token: Value = serde_json::from_str(&form["response"]).unwrap();
+        let secret = if token["interactive"] == true { "int3ractive" } else { "s3cret" };
+        let answer = if form["secret"] == secret && form.contains_key("remoteip") {
             form["response"].clone()
         } else {
             json!({"success": false}).to_string()
@@ -99,14 +133,16 @@ async fn verifier() -> std::net::SocketAddr {
 
 async fn with_token(client: &Client, buyer: &str, token: &Value) -> Value {
     let headers = [("content-type", "application/json"), ("x-user-id", buyer)];
-    let body = json!({"sku": "W", "qty": 1, "challengeToken": token.to_string()}).to_string();
+    let kind = if token["interactive"] == true { "interactive" } else { "invisible" };
+    let body = json!({"sku": "W", "qty": 1, "challengeToken": token.to_string(), "challengeKind": kind});
+    let body = body.to_string();
     client.request(Method::POST, "/api/v1/purchases", &headers, body).await.unwrap().json()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
     let url = format!("http://{}/siteverify", verifier().await);
-    let settings = [("WEIR_SALE_CHALLENGE", url.as_str()), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
+    let settings = challenge("recaptcha", &url);
     let running = Running::start_with(Store::Embedded, &settings).await;
     let client = running.client();
     create_active(&running.operator(), "W", 10).await;
@@ -118,6 +154,7 @@ async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
         (json!({"success": true, "score": 0.1}), false),
         (json!({"success": true}), true),
         (json!({"success": false, "score": 0.9}), false),
+        (json!({"success": true, "interactive": true}), true),
     ]
     .into_iter()
     .enumerate()
@@ -126,17 +163,17 @@ async fn a_challenge_admits_buyers_whom_the_verifier_takes_for_human() {
         let expected = if is_admitted { json!(null) } else { json!("CHALLENGE_REQUIRED") };
         assert_eq!(answer["error"]["code"], expected, "{verdict}");
     }
-    assert_eq!(status(&client, "W").await["stock"], 7);
+    assert_eq!(status(&client, "W").await["stock"], 6);
     let metrics = running.client().get("/metrics").await.unwrap();
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    for line in ["{outcome=\"passed\"} 2", "{outcome=\"flagged\"} 1", "{outcome=\"required\"} 3"] {
+    for line in ["{outcome=\"passed\"} 3", "{outcome=\"flagged\"} 1", "{outcome=\"required\"} 3"] {
         assert!(metrics.contains(&format!("weir_sale_challenges_total{line}")), "{line}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_verifier_admits_nobody() {
-    let settings = [("WEIR_SALE_CHALLENGE", "http://127.0.0.1:1/"), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
+    let settings = challenge("turnstile", "http://127.0.0.1:1/");
     let running = Running::start_with(Store::Embedded, &settings).await;
     create_active(&running.operator(), "W", 10).await;
     let answer = with_token(&running.client(), "a", &json!({"success": true})).await;

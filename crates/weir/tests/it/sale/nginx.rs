@@ -25,6 +25,11 @@ struct Nginx {
 impl Nginx {
     /// Starts nginx in front of a server, with the shipped file except for ports, paths and logs.
     async fn start(weir: &Weir) -> Self {
+        Self::start_with(weir, "192.0.2.0/24 1;").await
+    }
+
+    /// Adds known networks.
+    async fn start_with(weir: &Weir, known: &str) -> Self {
         let program = weir_testkit::nginx().expect("nginx");
         let directory = tempfile::tempdir().expect("a directory");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, weir_testkit::ports::unused()));
@@ -36,7 +41,8 @@ impl Nginx {
             ("listen 80;", format!("listen {address};")),
             ("server 127.0.0.1:8080;", format!("server {};", weir.addr())),
             ("/var/cache/nginx/weir", format!("{temporary}/cache")),
-            ("http {\n", format!("http {{\n    access_log off;\n{paths}")),
+            ("    access_log /var/log/nginx/access.log calls;", format!("    access_log off;\n{paths}")),
+            ("192.0.2.0/24 1;", known.to_owned()),
         ];
         let mut text = format!("daemon off;\nuser root;\npid {temporary}/nginx.pid;\n{CONFIGURATION}");
         for (shipped, here) in changes {
@@ -140,6 +146,64 @@ async fn an_address_may_have_five_streams() {
     streams.pop();
     wait::until("a closed stream has made room", TEST_TIMEOUT, async || {
         Listener::connect(nginx.address, "", None).await.status() == "200"
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_of_a_known_network_has_more() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
+    let nginx = Nginx::start_with(&running.weir, "127.0.0.0/8 1;").await;
+    create_active(&running.operator(), "W", 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        let stream = Listener::connect(nginx.address, "", None).await;
+        assert_eq!(stream.status(), "200");
+        streams.push(stream);
+    }
+    let client = nginx.client();
+    let answers = join_all((0..300).map(|_| client.get("/livez"))).await;
+    assert!(answers.into_iter().all(|answer| answer.unwrap().status == 200), "a burst of 500 is allowed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_ids_and_traces_are_passed_on() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED, ("WEIR_SALE_LOG_ATTEMPTS", "true")]).await;
+    let nginx = Nginx::start(&running.weir).await;
+    create_active(&running.operator(), "W", 2).await;
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let traceparent = format!("00-{trace}-00f067aa0ba902b7-01");
+    let call = async |buyer: &str, more: &[(&str, &str)]| {
+        let headers = [&[("content-type", "application/json"), ("x-user-id", buyer)], more].concat();
+        let body = json!({"sku": "W", "qty": 1}).to_string();
+        let method = http::Method::POST;
+        nginx.client().request(method, "/api/v1/purchases", &headers, body).await.unwrap()
+    };
+    let own = call("ada", &[("x-request-id", "order-17"), ("traceparent", &traceparent)]).await;
+    assert_eq!(own.header("x-request-id"), Some("order-17"));
+    let line = running.weir.wait_for_log(|line| line.contains("\"order-17\""), TEST_TIMEOUT).await;
+    assert!(line.contains(trace) && line.contains("\"address\":\"127.0.0.1\""), "{line}");
+    let made = call("bob", &[]).await;
+    let id = made.header("x-request-id").unwrap().to_owned();
+    assert!(id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit()), "nginx makes {id}");
+    running.weir.wait_for_log(|line| line.contains(&id), TEST_TIMEOUT).await;
+    let client = nginx.client();
+    wait::until("a response from the cache has the id of its own call", TEST_TIMEOUT, async || {
+        let mut hits = 0;
+        for id in ["one", "two", "three"] {
+            let headers = [("x-request-id", id)];
+            let path = "/api/v1/sales?sku=W";
+            let answer = client.request(http::Method::GET, path, &headers, "").await.unwrap();
+            assert_eq!((answer.status, answer.header("x-request-id")), (200, Some(id)));
+            hits += usize::from(answer.header("x-cache-status") == Some("HIT"));
+        }
+        hits > 0
     })
     .await;
 }
