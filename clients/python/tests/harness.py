@@ -42,7 +42,7 @@ class Server:
             raise RuntimeError(f"the server ended with {self._process.wait()}")
         threading.Thread(target=self._process.stdout.read, daemon=True).start()
         scopes = "requests:create,requests:read,limits:check"
-        command = [BINARY, "token", "--sub", "a@b.c", "--tenant", "acme", "--scope", scopes]
+        command = [str(BINARY), "token", "--sub", "a@b.c", "--tenant", "acme", "--scope", scopes]
         self.token = subprocess.run(command, cwd=self._data, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
     def stop(self) -> None:
@@ -155,8 +155,8 @@ class StandIn:
                 call.send_header(name, value)
         call.send_header("Connection", "close")
         call.end_headers()
-        # Until Python 3.12 `read1` does not end where Content-Length says.
-        read = answer.read1 if answer.chunked else answer.read
+        # `read` waits for all that it is asked for; until Python 3.12 `read1` does not end where Content-Length says.
+        read = answer.read1 if answer.length is None else answer.read
         while chunk := read(65_536):
             call.wfile.write(chunk)
         upstream.close()

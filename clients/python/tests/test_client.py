@@ -43,8 +43,8 @@ class ClientTest(unittest.TestCase):
     def through(self, *behaviours: Behaviour, **options: Any) -> tuple[StandIn, WeirClient]:
         stand_in = StandIn(self.server.url, *behaviours)
         self.addCleanup(stand_in.stop)
-        options = {"admin_key": ADMIN_KEY, "deadline": 20} | options
-        client = WeirClient(stand_in.url, **options)
+        defaults: dict[str, Any] = {"admin_key": ADMIN_KEY, "deadline": 20}
+        client = WeirClient(stand_in.url, **defaults | options)
         self.addCleanup(client.close)
         return stand_in, client
 

@@ -58,6 +58,7 @@ export class WeirError extends Error {
 
 const RETRIED = new Set([408, 425, 429, 500, 502, 503, 504]);
 const NEVER_SENT = new Set([
+  'bad port', // Of those that the Fetch standard blocks; without a code.
   'ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH', 'UND_ERR_CONNECT_TIMEOUT',
 ]);
 const FIRST_WAIT_MS = 100;
@@ -66,11 +67,14 @@ const LONGEST_WAIT_MS = 5_000;
 /** Full jitter: anything up to a bound that doubles with each attempt. */
 export const jitter = (attempt: number) => Math.random() * Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** attempt);
 
+/** What timers take: they refuse fractions, and end at once after more than 2³¹ ms. */
+export const timerMs = (ms: number) => Math.min(Math.max(1, Math.ceil(ms)), 2 ** 31 - 1);
+
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((done, failed) => {
     signal?.throwIfAborted();
     const abort = () => (clearTimeout(timer), failed(signal?.reason));
-    const timer = setTimeout(() => (signal?.removeEventListener('abort', abort), done()), ms);
+    const timer = setTimeout(() => (signal?.removeEventListener('abort', abort), done()), timerMs(ms));
     signal?.addEventListener('abort', abort, { once: true });
   });
 }
@@ -110,7 +114,7 @@ export class Transport {
 
   async #attempt(method: string, path: string, call: Call, timeMs: number): Promise<Answer> {
     const headers = await this.headers(call);
-    const timeout = AbortSignal.timeout(timeMs);
+    const timeout = AbortSignal.timeout(timerMs(timeMs));
     try {
       const response = await this.open(method, path, headers, call, call.signal ? AbortSignal.any([call.signal, timeout]) : timeout);
       return { status: response.status, headers: response.headers, text: await response.text() };
@@ -158,7 +162,7 @@ function parse<T>(answer: Answer, read: (answer: Answer) => T): T {
 function failure(error: unknown, signal: AbortSignal | undefined): unknown {
   if (error instanceof WeirError || signal?.aborted) return error;
   const reason = (error as Error).cause as { code?: string; message?: string } | undefined;
-  const neverSent = NEVER_SENT.has(reason?.code ?? '');
+  const neverSent = NEVER_SENT.has(reason?.code ?? reason?.message ?? '');
   const what = neverSent ? 'cannot connect' : 'no answer, so the outcome is unknown';
   return new WeirError(neverSent ? 'NO_CONNECTION' : 'NO_ANSWER', `${what}: ${reason?.message || reason?.code || (error as Error).message}`, {
     outcomeUnknown: !neverSent,

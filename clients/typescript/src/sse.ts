@@ -1,5 +1,5 @@
 // Server-sent events: reads a stream, and resumes it where it broke off.
-import { WeirError, jitter, sleep } from './http.js';
+import { WeirError, jitter, sleep, timerMs } from './http.js';
 import type { Transport } from './http.js';
 
 export interface RawEvent {
@@ -28,10 +28,10 @@ export async function* events(transport: Transport, path: string, query: Record<
     const headers = await transport.headers(call);
     const stop = new AbortController();
     const signal = options.signal ? AbortSignal.any([options.signal, stop.signal]) : stop.signal;
-    let timer = setTimeout(() => stop.abort(), transport.attemptMs);
+    let timer = setTimeout(() => stop.abort(), timerMs(transport.attemptMs));
     try {
       const response = await transport.open('GET', path, headers, call, signal);
-      const heard = () => (clearTimeout(timer), (timer = setTimeout(() => stop.abort(), options.silenceMs ?? SILENCE_MS)));
+      const heard = () => (clearTimeout(timer), (timer = setTimeout(() => stop.abort(), timerMs(options.silenceMs ?? SILENCE_MS))));
       heard();
       for await (const event of parse(response, heard)) {
         attempt = 0;

@@ -30,7 +30,8 @@ pub const SPIKE_SHARE: u64 = 10;
 pub const ADDRESS_USERS: usize = 300;
 /// The same, of users most of whom do not even claim to use a browser.
 pub const ADDRESS_SCRIPTED_USERS: usize = 30;
-/// Users in a minute whose ids are alike but for a number, and three quarters of whom come right after a neighbour.
+/// Users in a minute whose ids are alike but for a number, and three fifths of whom come shortly after a neighbour. Counted up by
+/// calls that overtake each other, two thirds or more do.
 pub const SEQUENCE_USERS: u64 = 100;
 /// Users in a minute whose ids are alike but for a number, and who leave hardly any number out, in whatever order.
 pub const BLOCK_USERS: usize = 500;

@@ -32,7 +32,7 @@ const OLD: &str = "
        OR EXISTS (SELECT FROM rate_limit_config old CROSS JOIN LATERAL (
                       SELECT created_at FROM rate_limit_config
                       WHERE config_name = old.config_name AND version = old.version + 1 OFFSET 0) AS next
-                  WHERE old.config_name = latest.config_name AND next.created_at < $1)
+                  WHERE old.config_name = latest.config_name AND next.created_at < $1 OFFSET 0)
     LIMIT $2";
 const FIRST_DUE: &str = "SELECT scheduled_time FROM rate_limit_event_due ORDER BY scheduled_time LIMIT 1";
 const DELETE_SLOTS: &str = "

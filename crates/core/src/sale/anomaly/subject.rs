@@ -279,7 +279,7 @@ impl Sequence {
 
     fn is_patterned(&self, now: Step) -> bool {
         let [new, adjacent] = [self.new, self.adjacent].map(|recent| recent.sum(now, STEPS));
-        self.is_block || (new >= SEQUENCE_USERS && adjacent.saturating_mul(4) >= new.saturating_mul(3))
+        self.is_block || (new >= SEQUENCE_USERS && adjacent.saturating_mul(5) >= new.saturating_mul(3))
     }
 }
 
