@@ -49,6 +49,8 @@ export class Sales {
     /** @type {SaleEvent[]} */
     this.history = [];
     this.lastId = 0;
+    /** The last event that is no longer kept. */
+    this.droppedId = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     this.load();
@@ -62,13 +64,14 @@ export class Sales {
       this.rows = saved.rows;
       this.history = saved.history;
       this.lastId = saved.lastId;
+      this.droppedId = saved.droppedId;
     } catch {
       // The first start: nothing is there yet.
     }
   }
 
   save() {
-    if (this.file) writeFileSync(this.file, JSON.stringify({ rows: this.rows, history: this.history, lastId: this.lastId }));
+    if (this.file) writeFileSync(this.file, JSON.stringify({ rows: this.rows, history: this.history, lastId: this.lastId, droppedId: this.droppedId }));
   }
 
   close() {
@@ -82,8 +85,18 @@ export class Sales {
   emit(event, data) {
     this.lastId += 1;
     const entry = { id: this.lastId, event, data };
-    this.history = [...this.history, entry].slice(-HISTORY);
+    this.history.push(entry);
+    while (this.history.length > HISTORY) this.droppedId = this.history.shift()?.id ?? this.droppedId;
     this.publish(entry);
+  }
+
+  /**
+   * The id to continue after, or `null` if not all that came after it is kept.
+   * @param {string | string[] | undefined} lastEventId
+   */
+  resumable(lastEventId) {
+    const id = Number(lastEventId ?? NaN);
+    return id >= this.droppedId && id <= this.lastId ? id : null;
   }
 
   /** Applies the turns that are due and wakes up for the next one. */

@@ -121,12 +121,15 @@ export function createMock(options = {}) {
   function stream(req, res, sku) {
     if (ssePerIp > 0 && streams.size >= ssePerIp) throw new Refusal(429, 'RATE_LIMITED', 'Too many streams.', { retryAfter: 1 });
     const row = sales.pick(sku);
-    const last = Number(req.headers['last-event-id'] ?? NaN);
+    const id = sales.resumable(req.headers['last-event-id']);
     res.writeHead(200, { 'Content-Type': 'text/event-stream', 'Cache-Control': 'no-store' });
-    const { state, stock, startTime, endTime } = sales.status(row);
-    const id = Number.isNaN(last) ? sales.lastId : Math.min(last, sales.lastId);
-    res.write(frame({ id, event: 'initial', data: { sku: row.sku, state, stock, startTime, endTime } }));
-    for (const event of sales.history) if (event.id > id && (sku === null || sku === event.data.sku)) res.write(frame(event));
+    if (id === null) {
+      const { state, stock, startTime, endTime, endReason } = sales.status(row);
+      res.write(frame({ id: sales.lastId, event: 'initial', data: { sku: row.sku, state, stock, startTime, endTime, endReason } }));
+    } else {
+      res.write(': resumed\n\n');
+      for (const event of sales.history) if (event.id > id && (sku === null || sku === event.data.sku)) res.write(frame(event));
+    }
     streams.set(res, sku);
     const beat = setInterval(() => res.write(': heartbeat\n\n'), heartbeatMs);
     res.on('close', () => {

@@ -320,7 +320,7 @@ async fn the_log_follows_the_rule_and_every_reader_gets_the_same_events() {
     for _ in 0..500 {
         let publications: Vec<Publication> = (0..rng.usize(1..3))
             .map(|_| {
-                let product = ProductId(rng.i64(1..250));
+                let product = ProductId(rng.i64(1..500));
                 let (from, to, stocks_max) = (random_stage(&mut rng), random_stage(&mut rng), rng.u32(..25));
                 Publication { sku: sku("W"), product, from, to, initial_stock, stocks_max }
             })
