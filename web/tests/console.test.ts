@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import type { AxeResults } from 'axe-core';
 import type { Locator, Page } from 'playwright-core';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import { fill, startWorld, submit, user } from '../tools/world.mjs';
 import type { World } from '../tools/world.mjs';
 import { useBrowser } from './harness';
@@ -56,7 +56,7 @@ describe.runIf(BINARY !== undefined)('the console', () => {
     world = await startWorld(BINARY ?? '');
     await fill(world);
     // The requests whose downstream always fails have died.
-    await expect.poll(async () => (await world.call('/admin/dlq/groups')).body.scanned, { timeout: 120_000 }).toBeGreaterThan(0);
+    await vi.waitFor(async () => expect((await world.call('/admin/dlq/groups')).body.scanned).toBeGreaterThan(0), { timeout: 120_000, interval: 100 });
   }, 240_000);
   afterAll(() => world?.stop());
 
