@@ -124,8 +124,11 @@ export function createMock(options = {}) {
     const last = Number(req.headers['last-event-id'] ?? NaN);
     res.writeHead(200, { 'Content-Type': 'text/event-stream', 'Cache-Control': 'no-store' });
     const { state, stock, startTime, endTime } = sales.status(row);
-    const id = Number.isNaN(last) ? sales.lastId : Math.min(last, sales.lastId);
-    res.write(frame({ id, event: 'initial', data: { sku: row.sku, state, stock, startTime, endTime } }));
+    // As the server: what was missed, if it is still known, or the present state.
+    const oldest = sales.history[0]?.id ?? sales.lastId + 1;
+    const resumes = !Number.isNaN(last) && last <= sales.lastId && last >= oldest - 1;
+    const id = resumes ? last : sales.lastId;
+    res.write(resumes ? ': resumed\n\n' : frame({ id, event: 'initial', data: { sku: row.sku, state, stock, startTime, endTime } }));
     for (const event of sales.history) if (event.id > id && (sku === null || sku === event.data.sku)) res.write(frame(event));
     streams.set(res, sku);
     const beat = setInterval(() => res.write(': heartbeat\n\n'), heartbeatMs);
