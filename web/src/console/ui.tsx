@@ -19,10 +19,10 @@ export function Panel({ title, aside, children, className = '' }: { title: strin
   );
 }
 
-/** A table may be wider than a phone; then it scrolls, and the keyboard can scroll it. */
+/** A table may be wider than a phone; then it scrolls, and the keyboard can scroll it. Its panel is the landmark. */
 export function Scroll({ label, children }: { label: string; children: ReactNode }) {
   return (
-    <div className="scroll" role="region" aria-label={label} tabIndex={0}>
+    <div className="scroll" role="group" aria-label={label} tabIndex={0}>
       {children}
     </div>
   );
