@@ -173,6 +173,8 @@ impl EventRing {
             if let Err(error) = self.publish_due().await {
                 PublishFailed { error: &error }.emit();
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                // What was to be read has no timer, unlike what is to be published.
+                self.due.notify_one();
             }
         }
     }
