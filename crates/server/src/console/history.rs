@@ -53,12 +53,14 @@ impl<const COUNTS: usize, const LEVELS: usize> Ring<COUNTS, LEVELS> {
     fn add(&mut self, step: u64, sample: &Sample<COUNTS, LEVELS>) {
         match self.samples.back_mut() {
             Some((last, present)) if step <= *last => present.merge(sample),
-            _ => self.samples.push_back((step, *sample)),
-        }
-        let newest = self.samples.back().map_or(0, |(last, _)| *last);
-        let kept = u64::try_from(self.steps_max).unwrap_or(u64::MAX);
-        while self.samples.front().is_some_and(|(first, _)| newest - first >= kept) {
-            self.samples.pop_front();
+            _ => {
+                let kept = u64::try_from(self.steps_max).unwrap_or(u64::MAX);
+                // First, since the ring has room for no more.
+                while self.samples.front().is_some_and(|(first, _)| step - first >= kept) {
+                    self.samples.pop_front();
+                }
+                self.samples.push_back((step, *sample));
+            }
         }
     }
 
