@@ -170,6 +170,9 @@ function Grid({ cells, windowMs, size, now, open, onOpen }: { cells: Cell[]; win
   return (
     <div className="heat-scroll">
       <table className="heat" onKeyDown={onKey}>
+        <colgroup>
+          <col className="heat-times" />
+        </colgroup>
         <caption className="unseen">Windows by how full they are; arrow keys move between them</caption>
         <tbody>
           {rows.map((row, line) => (
